@@ -1,0 +1,199 @@
+"""What happened in a run, as values: the only pipe from what trains to what shows.
+
+Each kind is a frozen dataclass of plain values, so it is one line of JSON in `events.jsonl`. Times are Unix seconds.
+Producers are the driver, the controller and the workers; nobody changes an event after it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    kind: ClassVar[str] = ""
+    time: float = 0.0
+    """Unix time in seconds; the sink fills it in where the producer left 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """A driver begins, or goes on with, the run."""
+
+    kind: ClassVar[str] = "run_started"
+    name: str
+    directory: str
+    num_steps: int
+    steps_per_epoch: int
+    rows_per_epoch: int
+    global_batch: int
+    num_logical: int
+    workers: tuple[int, int]
+    num_parameters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRestored(Event):
+    """The state of step `step` is where training goes on: steps above it that were recorded earlier do not count."""
+
+    kind: ClassVar[str] = "state_restored"
+    step: int
+    checkpoint: str
+    """Name of the checkpoint's directory; empty for fresh initial weights (step 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A worker of a generation."""
+
+    worker: str
+    rank: int
+    node: str
+    pid: int
+    logical: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationFormed(Event):
+    """These workers train together from step `step` on."""
+
+    kind: ClassVar[str] = "generation_formed"
+    generation: int
+    step: int
+    members: list[Member]
+    pause_s: float
+    """From the last finished step (or the loss of a peer) to here; 0 for the first generation."""
+    cause: str
+    """"start", "loss" or "join"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStarting(Event):
+    kind: ClassVar[str] = "worker_starting"
+    worker: str
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker's process is gone, unplanned."""
+
+    kind: ClassVar[str] = "worker_lost"
+    worker: str
+    node: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingForWorkers(Event):
+    kind: ClassVar[str] = "waiting_for_workers"
+    have: int
+    need: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDone(Event):
+    """Committed steps `first_step`, `first_step + 1`, ...; all lists have one value per step.
+
+    Step numbers count from 0: step s is the one that takes the run from s to s + 1 finished steps.
+    """
+
+    kind: ClassVar[str] = "steps_done"
+    first_step: int
+    losses: list[float]
+    """Global loss: sum over the global batch / weight over the global batch."""
+    weights: list[float]
+    rows: list[int]
+    learning_rates: list[float]
+    finished: list[float]
+    """Unix time in seconds at which each step was committed."""
+    row_ids: list[str] | None = None
+    """With audit: the rows that were trained on in each step, packed by `events.rows.pack`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSkipped(Event):
+    """The loss or gradient of a step was not finite: its rows count as used, the weights stayed as they were."""
+
+    kind: ClassVar[str] = "step_skipped"
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationDone(Event):
+    """Metrics by name, "valid/loss" for example, on the weights after `step` finished steps."""
+
+    kind: ClassVar[str] = "evaluation_done"
+    step: int
+    metrics: dict[str, float]
+    rows: int
+    seconds: float
+    is_best: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    kind: ClassVar[str] = "checkpoint_saved"
+    step: int
+    checkpoint: str
+    size_bytes: int
+    seconds: float
+    stall_s: float
+    """Seconds for which training stood still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    kind: ClassVar[str] = "checkpoint_failed"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed(Event):
+    """A line that the user's code wrote in a worker."""
+
+    kind: ClassVar[str] = "printed"
+    rank: int
+    stream: str
+    """"stdout" or "stderr"."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    kind: ClassVar[str] = "run_ended"
+    outcome: str
+    """"completed", "stopped" or "failed"."""
+    step: int
+    message: str = ""
+
+
+KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls.kind}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as plain values, with its kind first."""
+    return {"kind": event.kind, **asdict(event)}
+
+
+def from_json(value: dict[str, Any]) -> Event | None:
+    """The event, or None for a kind or shape that this version does not know."""
+    cls = KINDS.get(value.get("kind", ""))
+    if cls is None:
+        return None
+    names = {f.name for f in fields(cls)}
+    values = {key: item for key, item in value.items() if key in names}
+    if cls is GenerationFormed:
+        values["members"] = [Member(**member) for member in values["members"]]
+    if cls is RunStarted:
+        values["workers"] = tuple(values["workers"])
+    try:
+        return cls(**values)
+    except TypeError:
+        return None

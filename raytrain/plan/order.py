@@ -1,0 +1,176 @@
+"""Which rows does logical worker l train on in step s?
+
+A pure function of the data's shape, the seed and the batch settings; it knows nothing of workers and has no state to
+save. Row numbers count through the source: file after file, row after row. Integers only.
+
+The rows of an epoch are put on a line: the chunks in a shuffled order, the rows of a chunk in their own. The line is
+cut into one span per logical worker, and inside a span rows are shuffled in windows of a few chunks, so that a reader
+needs only one window in memory. In-memory data (no chunks) are shuffled as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+
+IN_MEMORY_WINDOW_ROWS = 8192  # how many rows of in-memory data are prepared at once
+
+
+def permutation(length: int, *key: int) -> Rows:
+    """A permutation of range(length) that depends on `key` alone, on no version of numpy.
+
+    Counter-based random keys (Philox-4x64-10; Salmon et al., SC'11) are sorted, since `Generator.permutation` may
+    change between numpy versions while the raw bits of a bit generator may not (NEP 19).
+    """
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=16).digest()
+    bits = np.random.Philox(key=np.frombuffer(digest, dtype="<u8").astype(np.uint64))
+    return np.argsort(bits.random_raw(length), kind="stable").astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive positions of a span whose rows are read and shuffled together."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of each epoch.
+
+    Args:
+        num_rows: rows of the source.
+        chunk_rows: rows of each chunk, in the source's order, summing up to `num_rows`; None for in-memory data.
+        global_batch: rows per step.
+        num_logical: logical workers, each with an equal share of each step.
+        seed: seed of all orders.
+        shuffle: False keeps the source's order (evaluation).
+        shuffle_window: chunks that are shuffled together.
+        drop_last: leave out a short last step.
+    """
+
+    num_rows: int
+    chunk_rows: tuple[int, ...] | None
+    global_batch: int
+    num_logical: int
+    seed: int = 0
+    shuffle: bool = True
+    shuffle_window: int = 4
+    drop_last: bool = False
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        whole, rest = divmod(self.num_rows, self.global_batch)
+        return whole + bool(rest and not self.drop_last)
+
+    @property
+    def num_dropped_rows(self) -> int:
+        """Rows that no step of an epoch uses, because of `drop_last`."""
+        return self.num_rows - min(self.num_rows, self.steps_per_epoch * self.global_batch)
+
+    def rows_in_step(self, step: int) -> int:
+        """Rows of global step `step` over all logical workers: the global batch, or what is left for the last step."""
+        in_epoch = step % self.steps_per_epoch
+        return min(self.global_batch, self.num_rows - in_epoch * self.global_batch)
+
+    def share(self, step: int, logical: int) -> int:
+        """Rows of logical worker `logical` in global step `step`."""
+        return _share(self.rows_in_step(step), self.num_logical, logical)
+
+    def rows(self, step: int, logical: int) -> Rows:
+        """The rows of logical worker `logical` in global step `step`, in the order of use. Shape [share]."""
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        start = in_epoch * _share(self.global_batch, self.num_logical, logical)
+        return self.epoch(epoch).span_rows(logical, start, start + self.share(step, logical))
+
+    def epoch(self, epoch: int) -> EpochOrder:
+        return _epoch_order(self, epoch)
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(plan: Plan, epoch: int) -> EpochOrder:
+    return EpochOrder(plan, epoch)
+
+
+class EpochOrder:
+    """The line of one epoch's rows, and its spans."""
+
+    def __init__(self, plan: Plan, epoch: int) -> None:
+        self._plan, self._epoch = plan, epoch
+        count = plan.num_rows if plan.chunk_rows is None else len(plan.chunk_rows)
+        self._order = permutation(count, plan.seed, epoch) if plan.shuffle else np.arange(count, dtype=np.int64)
+        if plan.chunk_rows is not None:
+            sizes = np.asarray(plan.chunk_rows, dtype=np.int64)
+            self._first_row = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)[self._order]
+            self._ends = np.cumsum(sizes[self._order])
+        used = min(plan.num_rows, plan.steps_per_epoch * plan.global_batch)
+        whole, rest = divmod(used, plan.global_batch)
+        lengths = [
+            whole * _share(plan.global_batch, plan.num_logical, i) + _share(rest, plan.num_logical, i)
+            for i in range(plan.num_logical)
+        ]
+        self._span_ends = np.cumsum(lengths)
+        self._span_starts = self._span_ends - lengths
+
+    def span_length(self, logical: int) -> int:
+        """Rows of logical worker `logical` in this epoch."""
+        return int(self._span_ends[logical] - self._span_starts[logical])
+
+    def windows(self, logical: int, start: int = 0) -> Iterator[Window]:
+        """The windows of a span that end after position `start`, in the order of use."""
+        while start < self.span_length(logical):
+            window = self._window_at(logical, start)
+            yield window
+            start = window.stop
+
+    def span_rows(self, logical: int, start: int, stop: int) -> Rows:
+        """Row numbers at positions [start, stop) of a span, in the order of use. Shape [stop - start]."""
+        parts = []
+        for window in self.windows(logical, start):
+            if window.start >= stop:
+                break
+            inside = slice(max(start, window.start) - window.start, min(stop, window.stop) - window.start)
+            parts.append(self._window_rows(logical, window)[inside])
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _window_at(self, logical: int, position: int) -> Window:
+        """The window that holds a position of the span: O(log chunks)."""
+        length, size = self.span_length(logical), self._plan.shuffle_window
+        if self._plan.chunk_rows is None:
+            start = position - position % IN_MEMORY_WINDOW_ROWS
+            return Window(start, min(start + IN_MEMORY_WINDOW_ROWS, length))
+        span_start = int(self._span_starts[logical])
+        first_chunk = int(np.searchsorted(self._ends, span_start, side="right"))
+        chunk = int(np.searchsorted(self._ends, span_start + position, side="right"))
+        first = chunk - (chunk - first_chunk) % size
+        last = min(first + size, len(self._ends)) - 1
+        start = int(self._ends[first - 1]) if first > first_chunk else span_start
+        return Window(start - span_start, min(int(self._ends[last]) - span_start, length))
+
+    def _window_rows(self, logical: int, window: Window) -> Rows:
+        line = np.arange(window.start, window.stop, dtype=np.int64) + self._span_starts[logical]
+        if self._plan.chunk_rows is None:
+            return _int64(self._order[line])
+        if self._plan.shuffle:
+            line = line[permutation(len(line), self._plan.seed, self._epoch, logical, window.start)]
+        chunk = np.searchsorted(self._ends, line, side="right")
+        offset = line - np.where(chunk > 0, self._ends[chunk - 1], 0)
+        return _int64(self._first_row[chunk] + offset)
+
+
+def _share(rows: int, parts: int, part: int) -> int:
+    """Rows of part `part` when `rows` are dealt to `parts` as equally as possible, the first parts getting one more."""
+    return rows // parts + (part < rows % parts)
+
+
+def _int64(values: NDArray[np.int64]) -> Rows:
+    return values.astype(np.int64, copy=False)
