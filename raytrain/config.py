@@ -16,6 +16,8 @@ from raytrain.units import parse_range
 
 def _read_range(value: Any) -> Any:
     """Accepts 4, "4", "1:8" and (1, 8)."""
+    if isinstance(value, (list, tuple)) and len(value) == 1:  # what a command line makes of one word for a tuple
+        value = value[0]
     if isinstance(value, int):
         return (value, value)
     if isinstance(value, str):
@@ -61,7 +63,7 @@ class RunConfig(BaseModel):
     """Passes over the training data. Give epochs or steps; default: one epoch."""
     steps: int | None = Field(None, gt=0)
     """Optimizer steps, instead of epochs."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the initial weights, the order of the rows, and the random numbers of each step."""
     shuffle_window: int = Field(4, gt=0)
     """Chunks (Parquet row groups) whose rows are shuffled together; in-memory data are shuffled as a whole."""
@@ -178,6 +180,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     where = prefix + ".".join(path[:1]) if path else prefix.rstrip(".") or model.__name__
     value = first["input"] if path else ""
     cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):  # settings inside other settings have explained themselves already
+        return cause
     if isinstance(cause, Invalid):
         return ConfigError(where, _show(value) if path else "settings that do not fit together", cause.rule, cause.fix)
     if first["type"] == "extra_forbidden":
@@ -196,4 +200,4 @@ def unknown_name(name: str, known: list[str]) -> ConfigError:
 
 
 def _show(value: object) -> str:
-    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ":".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

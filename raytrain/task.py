@@ -55,9 +55,7 @@ class Task(BaseModel):
         """The optimizer of the model's parameters."""
         raise NotImplementedError
 
-    def scheduler(
-        self, optimizer: torch.optim.Optimizer, num_steps: int
-    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LRScheduler | None:
         """A learning rate schedule over `num_steps` optimizer steps, stepped once after each; None for none."""
         return None
 

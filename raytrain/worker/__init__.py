@@ -1,0 +1,1 @@
+"""What runs in a training process: the loop, its step, and the process group of a generation."""

@@ -1,0 +1,42 @@
+"""Classifies scikit-learn's handwritten digits: 1,797 pictures of 8x8 pixels that come with the package."""
+
+import numpy as np
+import raytrain
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+
+class Digits(raytrain.Task):
+    """Handwritten digits, 8x8 pixels."""
+
+    hidden: int = 128
+    """Width of the hidden layer."""
+    lr: float = 0.1
+    """Learning rate."""
+
+    def data(self):
+        pixels, label = load_digits(return_X_y=True)
+        pixels = (pixels / 16).astype(np.float32)
+        is_valid = np.arange(len(label)) % 5 == 0
+        return {
+            "train": raytrain.arrays(pixels=pixels[~is_valid], label=label[~is_valid]),
+            "valid": raytrain.arrays(pixels=pixels[is_valid], label=label[is_valid]),
+        }
+
+    def model(self):
+        return nn.Sequential(nn.Linear(64, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 10))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch["pixels"]), batch["label"], reduction="none")
+
+    def metrics(self, model, batch):
+        return {"accuracy": (model(batch["pixels"]).argmax(1) == batch["label"]).float()}
+
+
+if __name__ == "__main__":
+    raytrain.main(Digits, epochs=20, global_batch=64, workers=(1, 2), best="max:valid/accuracy")

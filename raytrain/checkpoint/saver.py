@@ -1,0 +1,115 @@
+"""Who writes checkpoints while training goes on? One background thread of rank 0's process.
+
+The training thread hands over a snapshot; the thread serialises it, writes it, tells of it, and deletes what need not
+be kept. A store that fails is an event and `last_error`, never an exception in the training thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from raytrain.checkpoint.retention import to_delete
+from raytrain.checkpoint.state import Snapshot
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.errors import CheckpointError, StorageError
+from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
+
+
+class Saver:
+    """Saves snapshots behind the training thread's back, one at a time.
+
+    Args:
+        store: where checkpoints go.
+        keep_newest: newest checkpoints to keep.
+        keep_best: best checkpoints to keep besides.
+        best: "min:metric" or "max:metric".
+        emit: takes the events; called from both threads.
+        max_stall_s: the longest that `save` waits for the previous snapshot before it gives up on the new one.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        keep_newest: int,
+        keep_best: int,
+        best: str,
+        emit: Callable[[Event], None],
+        *,
+        max_stall_s: float = 600.0,
+    ) -> None:
+        self._store, self._emit, self._max_stall_s = store, emit, max_stall_s
+        self._keep_newest, self._keep_best, self._best = keep_newest, keep_best, best
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[None] | None = None
+        self.last_error: BaseException | None = None
+        """Why the latest save failed; None if it did not."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._in_flight is None or self._in_flight.done()
+
+    def save(self, snapshot: Snapshot, metrics: Mapping[str, float], run: Mapping[str, Any]) -> None:
+        """Hands a snapshot over; waits only while the previous one is still being written.
+
+        Args:
+            snapshot: the state to save.
+            metrics: evaluation metrics of these weights, by name; may be empty.
+            run: plain values of the run, for the manifest.
+        """
+        start = time.monotonic()
+        if not self.wait(self._max_stall_s):
+            waited_s = time.monotonic() - start
+            self._failed(snapshot.step, CheckpointError(f"the previous one is still being written after {waited_s:.0f} s"))
+            return
+        stall_s = snapshot.seconds + time.monotonic() - start
+        writing = self._thread.submit(self._write, snapshot, dict(metrics), dict(run), stall_s)
+        # A task of its own, since a Future holds whatever the first one raises, expected or not.
+        self._in_flight = self._thread.submit(self._settle, snapshot.step, writing)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until nothing is being written, and says whether that is so; None waits for as long as it takes."""
+        if self._in_flight is not None:
+            wait([self._in_flight], timeout_s)
+        return self.idle
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Waits as `wait` does and ends the thread; `save` must not be called afterwards."""
+        done = self.wait(timeout_s)
+        self._thread.shutdown(wait=done)
+        return done
+
+    def _write(self, snapshot: Snapshot, metrics: dict[str, float], run: dict[str, Any], stall_s: float) -> None:
+        start = time.monotonic()
+        checkpoint = self._store.write(snapshot.step, snapshot.files(), metrics, run)
+        self._emit(
+            CheckpointSaved(
+                step=snapshot.step,
+                checkpoint=checkpoint.name,
+                size_bytes=checkpoint.manifest.size_bytes,
+                seconds=time.monotonic() - start,
+                stall_s=stall_s,
+            )
+        )
+        self._retain(snapshot.step, checkpoint.name)
+
+    def _retain(self, step: int, just_written: str) -> None:
+        """Deletes what need not be kept. A failure is told, but the checkpoint that was just written is good."""
+        try:
+            found = self._store.list()
+            for old in to_delete(found, self._keep_newest, self._keep_best, self._best, verified=just_written):
+                self._store.delete(old)
+        except (CheckpointError, StorageError) as error:
+            self._emit(CheckpointFailed(step=step, reason=f"{just_written} is saved, but old ones stay: {error}"))
+
+    def _settle(self, step: int, writing: Future[None]) -> None:
+        self.last_error = writing.exception()
+        if self.last_error:
+            self._failed(step, self.last_error)
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        self.last_error = error
+        self._emit(CheckpointFailed(step=step, reason=str(error) or type(error).__name__))

@@ -1,0 +1,210 @@
+"""The state of a run as files, and back: weights as safetensors, everything else as what plain `torch.load` opens.
+
+A snapshot is a copy in host memory that shares nothing with the live objects: taking it stalls training, turning it
+into bytes and writing those does not. Runs in the workers' processes; it never touches a filesystem.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from raytrain.errors import CheckpointError, ResumeError
+
+MODEL = "model.safetensors"
+STATE = "state.pt"
+
+_LEAVES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype, torch.device, torch.Size)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A host copy of the state after `step` finished steps.
+
+    Args:
+        step: finished steps.
+        model: tensors by the keys of the model's `state_dict`, each contiguous and with memory of its own.
+        rest: "optimizer", "scheduler" (or None), "step", "kinds" (their class names), and "model_extra", the entries of
+            the model's `state_dict` that are no tensors.
+        seconds: how long the copy took.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    rest: dict[str, Any]
+    seconds: float = 0.0
+
+    def files(self) -> dict[str, bytes]:
+        """The state as `model.safetensors` and `state.pt`.
+
+        Raises:
+            CheckpointError: `torch.load` would not open a value by default, or safetensors does not know a dtype.
+        """
+        return {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
+
+    def to_bytes(self) -> bytes:
+        """The same state in one piece, for a worker that joins. Raises CheckpointError as `files`."""
+        return _plain_bytes({"model": self.model, **self.rest})
+
+
+def snapshot(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int) -> Snapshot:
+    """Copies the state to the host; returns when the copy is complete.
+
+    Args:
+        model: the bare model, not wrapped in DDP.
+        optimizer: its optimizer, which may not have taken a step yet.
+        scheduler: the schedule of the optimizer, or None.
+        step: finished steps.
+    """
+    start = time.monotonic()
+    entries = {key: _copy(value) for key, value in model.state_dict().items()}
+    rest = {
+        "step": step,
+        "kinds": _kinds(optimizer, scheduler),
+        "optimizer": _copy(optimizer.state_dict()),
+        "scheduler": _copy(scheduler.state_dict()) if scheduler else None,
+        "model_extra": {key: value for key, value in entries.items() if not isinstance(value, Tensor)},
+    }
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        torch.cuda.current_stream().synchronize()  # the copies from a GPU are only queued until here
+    tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    return Snapshot(step, tensors, rest, time.monotonic() - start)
+
+
+def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> int:
+    """Loads `model.safetensors` and `state.pt` into live objects, on whatever device they are, and returns the step.
+
+    Raises:
+        CheckpointError: one of the two files is not there.
+        ResumeError: model, optimizer or scheduler are not those that were saved; the model is unchanged then.
+    """
+    for name in (MODEL, STATE):
+        if name not in files:
+            raise CheckpointError(f"{name} is missing: the checkpoint has only {', '.join(files) or 'no files'}")
+    return _load(safetensors.torch.load(files[MODEL]), _open(files[STATE]), model, optimizer, scheduler)
+
+
+def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> int:
+    """Loads what `Snapshot.to_bytes` made and returns the step. Raises ResumeError as `restore`."""
+    rest = _open(data)
+    return _load(rest.pop("model"), rest, model, optimizer, scheduler)
+
+
+def _load(
+    tensors: Mapping[str, Tensor],
+    rest: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+) -> int:
+    entries = {**tensors, **rest["model_extra"]}
+    difference = _difference(model.state_dict(), entries)
+    if difference:
+        raise _differs("model", difference, "the model has the parameters and buffers of the checkpoint's")
+    for role, kind in _kinds(optimizer, scheduler).items():
+        if kind != rest["kinds"][role]:
+            saved = rest["kinds"][role]
+            raise _differs(role, f"{kind or 'none'} here, {saved or 'none'} in the checkpoint", "it is of the same kind")
+    try:
+        optimizer.load_state_dict(rest["optimizer"])
+    except ValueError as error:
+        raise _differs("optimizer", str(error), "it has the parameter groups of the checkpoint's") from error
+    model.load_state_dict(entries, strict=True)
+    if scheduler:
+        scheduler.load_state_dict(rest["scheduler"])
+    return int(rest["step"])
+
+
+def _copy(value: Any) -> Any:
+    """A copy without live tensors; numpy scalars become numbers. Other objects stay, to be refused by name later."""
+    if isinstance(value, Tensor):
+        on_gpu = value.is_cuda  # pinned memory lets the copies queue up and run at the full speed of the bus
+        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=on_gpu)
+        return host.copy_(value.detach(), non_blocking=on_gpu)
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in _MAPPINGS:
+        return type(value)({key: _copy(item) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(_copy(item) for item in value)
+    return value
+
+
+def _model_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    try:
+        return bytes(safetensors.torch.save(dict(tensors)))
+    except KeyError as error:
+        keys = [key for key, tensor in tensors.items() if tensor.dtype in error.args]
+        raise CheckpointError(f"{MODEL}: safetensors has no {error}, the type of {_some(keys)}") from error
+
+
+def _plain_bytes(value: dict[str, Any]) -> bytes:
+    _refuse_objects(value, "")
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _open(data: bytes) -> dict[str, Any]:
+    return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+
+
+def _refuse_objects(value: Any, where: str) -> None:
+    """Raises CheckpointError for what is neither a plain value nor a tensor, naming its place."""
+    kind = type(value)
+    if kind in _MAPPINGS:
+        for key, item in value.items():
+            _refuse_objects(key, f"{where} key {key!r}")
+            _refuse_objects(item, f"{where}.{key}" if where else str(key))
+    elif kind in (list, tuple):
+        for index, item in enumerate(value):
+            _refuse_objects(item, f"{where}[{index}]")
+    elif kind not in _LEAVES:
+        raise CheckpointError(
+            f"{STATE}: {where} is a {kind.__module__}.{kind.__qualname__}, which plain torch.load would refuse; "
+            "a state holds tensors, numbers, texts, lists and dicts"
+        )
+
+
+def _kinds(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, str]:
+    return {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__ if scheduler else ""}
+
+
+def _difference(here: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """How the entries of a model differ from the saved ones, for people; empty if they do not."""
+    parts = []
+    if missing := [key for key in here if key not in saved]:
+        parts.append(f"not in the checkpoint: {_some(missing)}")
+    if unexpected := [key for key in saved if key not in here]:
+        parts.append(f"only in the checkpoint: {_some(unexpected)}")
+    pairs = [(key, _form(here[key]), _form(saved[key])) for key in here if key in saved]
+    if changed := [f"{key} ({now} here, {then} there)" for key, now, then in pairs if now != then]:
+        parts.append(f"of another form: {_some(changed)}")
+    return "; ".join(parts)
+
+
+def _form(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return "no tensor"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _differs(where: str, value: str, rule: str) -> ResumeError:
+    fix = f"the {where} differs from the checkpoint's: bring back its settings, or start a run under another name"
+    return ResumeError(where, value, rule, fix)

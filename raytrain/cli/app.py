@@ -1,0 +1,50 @@
+"""The command `raytrain`: one subcommand per module beside this one, its errors as texts and exit codes.
+
+Commands import what they need when they run, so that `--help` is quick. Job scripts do not pass through here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pydantic_settings import CliApp, CliSubCommand
+
+from raytrain.cli.audit import Audit
+from raytrain.cli.parser import CommandLine, exit_code, settings_source
+from raytrain.errors import RaytrainError
+
+
+class App(CommandLine):
+    """Elastic PyTorch training on Ray: workers come, go, and do not change the result.
+
+    Training is started by a job script of yours (python jobs/digits.py --help).
+    Here is what one does with its runs.
+    """
+
+    audit: CliSubCommand[Audit]
+    """Prove that each row was trained on exactly once."""
+
+    def cli_cmd(self) -> None:
+        CliApp.run_subcommand(self)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code: 0 done, 1 failed, 2 wrong use.
+
+    Args:
+        argv: arguments without the program's name; by default those of this process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    source = settings_source(App, prog="raytrain")
+    if not arguments:
+        sys.stderr.write(source.root_parser.format_help())
+        return 2
+    try:
+        CliApp.run(App, arguments, cli_settings_source=source)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except (RaytrainError, KeyboardInterrupt) as error:
+        sys.stderr.write(f"error: {error}\n" if isinstance(error, RaytrainError) else "stopped\n")
+        return exit_code(error)
+    return 0

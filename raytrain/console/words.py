@@ -1,0 +1,62 @@
+"""Lines that both viewers show in the same way: printed lines, clock times, the summary at the end of a run.
+
+Values to text, no terminal. Runs in the driver.
+"""
+
+from __future__ import annotations
+
+import time
+
+from raytrain.events.kinds import EvaluationDone, Printed
+from raytrain.events.view import RunView
+from raytrain.events.words import clean, count_of, format_metrics
+from raytrain.rundir import CHECKPOINTS
+from raytrain.units import format_seconds
+
+
+def printed_line(event: Printed) -> str:
+    """'[rank 0] text'."""
+    return f"[rank {event.rank}] {clean(event.text)}"
+
+
+def clock(unix_s: float) -> str:
+    """The time of day in the local time zone: '14:02:11'."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def summary(view: RunView) -> list[str]:
+    """How the run ended: a few lines; empty if it has not."""
+    if view.ended is None or view.run is None:
+        return []
+    took = format_seconds(max(0.0, view.ended.time - view.run.time))
+    step = f"step {view.ended.step} of {view.num_steps}, epoch {view.epoch} of {view.num_epochs}"
+    pairs = [
+        (view.ended.outcome, f"{step}, after {took}"),
+        ("cause", _cause(view.ended.message)),
+        ("last", _evaluation(view.evaluation)),
+        ("best", _evaluation(view.best)),
+        ("survived", _survived(view)),
+        ("checkpoints", f"{view.run.directory.rstrip('/')}/{CHECKPOINTS}" if view.checkpoint else ""),
+        ("go on", "" if view.ended.outcome == "completed" else _how_to_go_on(view)),
+    ]
+    return [f"{name:<12} {text}" for name, text in pairs if text]
+
+
+def _cause(message: str) -> str:
+    """One line; of a traceback, which is shown elsewhere, its last two: the exception, and who raised it."""
+    lines = [clean(line).strip() for line in message.splitlines() if line.strip()]
+    return " · ".join(lines[-2:] if lines and lines[0].startswith("Traceback") else lines)
+
+
+def _evaluation(done: EvaluationDone | None) -> str:
+    return f"{format_metrics(done.metrics)} at step {done.step}" if done else ""
+
+
+def _survived(view: RunView) -> str:
+    counts = [(view.num_lost, "lost worker"), (view.num_joins, "join"), (view.num_skipped, "skipped step")]
+    return ", ".join(count_of(count, noun) for count, noun in counts if count)
+
+
+def _how_to_go_on(view: RunView) -> str:
+    start = f"from step {view.checkpoint.step}" if view.checkpoint else "from the beginning, since nothing was saved yet"
+    return f"start the same job again: it goes on {start}"

@@ -1,0 +1,44 @@
+"""Everything that raytrain takes from the inside of Ray Train 2.60, in one place.
+
+No other module may import `ray.train.v2._internal` (ruff checks it); `tests/cluster/test_ray_contract.py` checks each name
+and signature that is used, so that another Ray fails there and says what changed.
+"""
+
+from __future__ import annotations
+
+from ray.train.backend import Backend
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
+from ray.train.v2._internal.execution.context import DistributedContext
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.state import WorkerGroupContext, WorkerGroupState
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2._internal.util import bundle_to_remote_args
+
+__all__ = [
+    "ENABLE_PREEMPTION_WATCHER_ENV_VAR",
+    "Backend",
+    "DistributedContext",
+    "FailureDecision",
+    "FailurePolicy",
+    "NoopDecision",
+    "PlacementGroupHandle",
+    "RayTrainWorker",
+    "ReplicaGroup",
+    "ResizeDecision",
+    "ScalingPolicy",
+    "TrainController",
+    "Worker",
+    "WorkerGroup",
+    "WorkerGroupContext",
+    "WorkerGroupPollStatus",
+    "WorkerGroupState",
+    "WorkerHealthCheckFailedError",
+    "WorkerHealthCheckTimeoutError",
+    "bundle_to_remote_args",
+]

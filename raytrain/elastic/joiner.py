@@ -1,0 +1,78 @@
+"""A worker on its way: from the request for its resources to a running training function, without blocking anybody.
+
+The controller looks at each joiner once per poll. A joiner owns its placement group until it is let go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raytrain.elastic.internals import RayTrainWorker, Worker, bundle_to_remote_args
+
+
+class JoinFailed(Exception):
+    """The process of a joiner died before its training function ran."""
+
+
+class Joiner:
+    """Asks for the resources of one worker when it is made.
+
+    Args:
+        serial: number of the worker in the run, for its name.
+        resources: of the worker, {"CPU": 1.0}.
+    """
+
+    def __init__(self, serial: int, resources: dict[str, float]) -> None:
+        self.serial, self._resources = serial, resources
+        self.placement_group = placement_group([resources])
+        self._actor: Any = None
+        self._started: list[Any] = []
+
+    @property
+    def is_placed(self) -> bool:
+        return self._actor is not None
+
+    def place(self) -> bool:
+        """Whether the resources have just become ours; the process starts then."""
+        if self._actor is not None or not self.placement_group.wait(0):
+            return False
+        strategy = PlacementGroupSchedulingStrategy(self.placement_group, placement_group_bundle_index=0)
+        remote = ray.remote(**bundle_to_remote_args(self._resources))(RayTrainWorker)
+        self._actor = remote.options(scheduling_strategy=strategy).remote()
+        return True
+
+    def launch(self, train_context: dict[str, Any], train_function: Any) -> None:
+        """Sends the three calls that start the training function; an actor takes them in order."""
+        self._started = [
+            self._actor.get_metadata.remote(),
+            self._actor.init_train_context.remote(**train_context),
+            self._actor.run_train_fn.remote(train_function),
+        ]
+
+    def poll(self) -> Worker | None:
+        """The worker, once its training function runs.
+
+        Raises:
+            JoinFailed: its process died on the way.
+        """
+        if not self._started:
+            return None
+        done, _ = ray.wait(self._started, num_returns=len(self._started), timeout=0)
+        if len(done) < len(self._started):
+            return None
+        try:
+            metadata, *_ = ray.get(self._started)
+        except RayActorError as error:
+            raise JoinFailed(str(error)) from error
+        return Worker(self._actor, metadata, self._resources)
+
+    def let_go(self) -> None:
+        """Gives everything back."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+        remove_placement_group(self.placement_group)

@@ -1,0 +1,108 @@
+"""What happened, in one line for people: the words of each notable event.
+
+Steps are not notable one by one, and printed lines speak for themselves. Pure functions, used by all viewers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from raytrain.events import kinds
+from raytrain.units import format_bytes, format_count, format_seconds
+
+
+def describe(event: kinds.Event) -> str | None:
+    """One line without control characters, or None for an event that is not notable."""
+    words = _WORDS.get(event.kind)
+    return clean(words(event)) if words else None
+
+
+def clean(text: str) -> str:
+    """The text as one line that cannot move a cursor: each control character becomes a space, the ends are trimmed.
+
+    Of a line that was drawn over with carriage returns, as progress bars do, the last drawing is kept.
+    """
+    last = text.rstrip("\r\n").rpartition("\r")[2]
+    return "".join(c if c.isprintable() else " " for c in _without_escapes(last)).rstrip()
+
+
+def format_number(value: float) -> str:
+    """Four significant digits: 0.12346 -> '0.1235', 12345.6 -> '1.235e+04'."""
+    return f"{value:.4g}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """'valid/loss 0.1235, valid/accuracy 0.975'."""
+    return ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
+
+
+def format_logical(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2, 5'."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+
+
+def count_of(count: int, noun: str, plural: str = "") -> str:
+    """(1, 'worker') -> '1 worker', (2, 'loss', 'losses') -> '2 losses'."""
+    return f"{format_count(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
+def _without_escapes(text: str) -> str:
+    """Without terminal control sequences (ECMA-48: ESC [ parameters, then a final byte from @ to ~)."""
+    first, *rest = text.split("\x1b[")
+    return first + "".join(part.lstrip("0123456789;:?<=>!\"#$%&'()*+,-./ ")[1:] for part in rest)
+
+
+def _started(event: kinds.RunStarted) -> str:
+    size = f", {format_count(event.num_parameters)} parameters" if event.num_parameters is not None else ""
+    return (
+        f"run {event.name}: {count_of(event.num_steps, 'step')}, {count_of(event.steps_per_epoch, 'step')} and "
+        f"{count_of(event.rows_per_epoch, 'row')} per epoch, global batch {event.global_batch}{size}"
+    )
+
+
+def _restored(event: kinds.StateRestored) -> str:
+    return f"going on from step {event.step} ({event.checkpoint})" if event.checkpoint else "fresh weights, step 0"
+
+
+def _formed(event: kinds.GenerationFormed) -> str:
+    causes = {"loss": "after a loss", "join": "with newcomers"}
+    text = f"generation {event.generation}: {count_of(len(event.members), 'worker')} from step {event.step}"
+    pause = f", pause {format_seconds(event.pause_s)}" if event.pause_s else ""
+    return f"{text} {causes[event.cause]}{pause}" if event.cause in causes else f"{text}{pause}"
+
+
+def _evaluated(event: kinds.EvaluationDone) -> str:
+    best = "best, " if event.is_best else ""
+    took = f"{count_of(event.rows, 'row')}, {format_seconds(event.seconds)}"
+    return f"step {event.step}: {format_metrics(event.metrics)} ({best}{took})"
+
+
+def _saved(event: kinds.CheckpointSaved) -> str:
+    took = f"{format_bytes(event.size_bytes)} in {format_seconds(event.seconds)}"
+    return f"saved {event.checkpoint}: {took}, pause {format_seconds(event.stall_s)}"
+
+
+def _ended(event: kinds.RunEnded) -> str:
+    return f"{event.outcome} at step {event.step}" + (f": {event.message}" if event.message else "")
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    kinds.RunStarted.kind: _started,
+    kinds.StateRestored.kind: _restored,
+    kinds.GenerationFormed.kind: _formed,
+    kinds.WorkerStarting.kind: lambda e: f"worker {e.worker} is starting on {e.node} (process {e.pid})",
+    kinds.WorkerLost.kind: lambda e: f"lost worker {e.worker} on {e.node} (process {e.pid}): {e.reason}",
+    kinds.WaitingForWorkers.kind: lambda e: f"waiting: {e.have} of at least {count_of(e.need, 'worker')}: {e.reason}",
+    kinds.StepSkipped.kind: lambda e: f"step {e.step} skipped: its loss is {e.loss}, the weights stayed as they were",
+    kinds.EvaluationDone.kind: _evaluated,
+    kinds.CheckpointSaved.kind: _saved,
+    kinds.CheckpointFailed.kind: lambda e: f"checkpoint of step {e.step} failed: {e.reason}",
+    kinds.RunEnded.kind: _ended,
+}

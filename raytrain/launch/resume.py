@@ -1,0 +1,106 @@
+"""Does this run begin, go on, or end before it starts? Decided from run.json and the newest verified checkpoint.
+
+run.json holds what the run's result depends on; a run that would go on under other settings is refused, and what
+differs is named.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import ray
+import torch
+
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.config import RunConfig
+from raytrain.errors import ResumeError
+from raytrain.launch.work import Schedule, plan_facts
+from raytrain.rundir import RUN, RunDir
+from raytrain.task import Task
+
+RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
+"""Settings that alter the result besides those that are in the plan."""
+
+
+def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
+    """The content of run.json: everything that the result depends on, and with which versions it was made."""
+    from importlib.metadata import version
+
+    return {
+        "format": 1,
+        "task": {"name": type(task).__name__, "fields": task.model_dump(mode="json")},
+        "run": config.model_dump(mode="json"),
+        "num_steps": work.num_steps,
+        "plan": plan_facts(work.train),
+        "data": {name: source.fingerprint() for name, source in work.sources.items()},
+        "versions": {
+            "raytrain": version("raytrain"),
+            "torch": torch.__version__,
+            "ray": ray.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def check_resume(run_dir: RunDir, mode: str, facts: dict[str, Any], can_extend: bool) -> None:
+    """Compares a run that is there with the one that is asked for.
+
+    Args:
+        mode: auto, new or must.
+        facts: of `describe`, for this start.
+        can_extend: whether more steps than before leave the earlier ones as they were (no schedule depends on them).
+
+    Raises:
+        ResumeError: the mode does not allow it, or something that alters the result differs.
+    """
+    exists = run_dir.exists(RUN)
+    if mode == "new" and exists:
+        raise ResumeError("run.resume", "new", f"there is no run at {run_dir.path}", "choose another --run.name")
+    if mode == "must" and not exists:
+        raise ResumeError("run.resume", "must", f"there is a run at {run_dir.path}", "check --run.name and --run.storage")
+    if not exists:
+        return
+    try:
+        before = run_dir.read_json(RUN)
+    except ValueError as error:
+        raise ResumeError(run_dir.child(RUN), error, "is the JSON of a run", "choose another --run.name") from error
+    if differences := list_differences(before, facts, can_extend):
+        raise ResumeError(
+            f"run {run_dir.path}",
+            "; ".join(differences),
+            "a run goes on with the settings and data that its result depends on",
+            "set them back, or choose another --run.name",
+        )
+
+
+def list_differences(before: dict[str, Any], now: dict[str, Any], can_extend: bool) -> list[str]:
+    """What alters the result and differs, as "name: before -> now"."""
+    parts = [
+        ("task", before["task"], now["task"]),
+        ("data", before["data"], now["data"]),
+        ("plan", before["plan"], now["plan"]),
+        *(("run." + name, before["run"].get(name), now["run"].get(name)) for name in RESULT_SETTINGS),
+    ]
+    longer = can_extend and now["num_steps"] > before["num_steps"]
+    if not longer:
+        parts.append(("number of steps", before["num_steps"], now["num_steps"]))
+    return [line for name, old, new in parts for line in _differences(name, old, new)]
+
+
+def newest_step(run_dir: RunDir) -> int:
+    """Finished steps of the newest verified checkpoint, 0 where there is none."""
+    checkpoint = CheckpointStore(run_dir).newest_verified()
+    return checkpoint.step if checkpoint else 0
+
+
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [line for key in keys for line in _differences(f"{name}.{key}", old.get(key), new.get(key))]
+    return [] if old == new else [f"{name}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

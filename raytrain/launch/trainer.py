@@ -1,0 +1,194 @@
+"""Runs a task on Ray, from the checks before it to the result after it. Runs in the driver's process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.train import RunConfig as RayRunConfig
+from ray.train import ScalingConfig
+from ray.train.v2.api.exceptions import TrainingFailedError
+
+from raytrain.checkpoint.retention import best_of
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.config import RunConfig
+from raytrain.elastic.controller import ElasticTrainer
+from raytrain.elastic.wiring import WIRING, Wiring
+from raytrain.events.kinds import RunEnded, RunStarted
+from raytrain.launch import cluster, resume, storage
+from raytrain.launch.failures import own_error
+from raytrain.launch.result import Result
+from raytrain.launch.sink import EventSink
+from raytrain.launch.stopping import listen
+from raytrain.launch.watch import StopLimit, Viewer, Watch
+from raytrain.launch.work import Schedule, schedule
+from raytrain.rendezvous.actor import RendezvousActor
+from raytrain.rundir import CHECKPOINTS, RUN, RunDir
+from raytrain.task import Task
+from raytrain.worker.entry import CONNECTIONS, Connections, Work, run_worker
+
+
+class Trainer:
+    """Trains a task.
+
+    Args:
+        task: what is trained.
+        config: how; by default one worker, one epoch.
+    """
+
+    def __init__(self, task: Task, config: RunConfig | None = None) -> None:
+        config = config or RunConfig()
+        name = config.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(task).__name__).lower()
+        settings = config.model_dump() | {"name": name, "storage": storage.absolute(config.storage)}
+        self._task, self._config = task, RunConfig(**settings)
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Where the run is, or will be.
+
+        Raises:
+            StorageError: the storage is not understood.
+        """
+        return storage.locate(self._config.storage, self._config.name)
+
+    def fit(self, viewer: Viewer | None = None) -> Result:
+        """Trains until the run is complete, or until a signal stops it.
+
+        Args:
+            viewer: is told each event; None for nobody.
+
+        Raises:
+            FourPartError: the settings, the data, the storage or the cluster do not fit; before any worker starts.
+            TaskError: the task's own code raised.
+            WorkersLostError: workers were lost again and again without progress.
+            CheckpointError: the last checkpoint could not be saved.
+        """
+        config = self._config
+        work = schedule(self._task, config)
+        run_dir = storage.check_writable(config.storage, config.name)
+        facts = resume.describe(self._task, config, work)
+        resume.check_resume(run_dir, config.resume, facts, can_extend=type(self._task).scheduler is Task.scheduler)
+        if resume.newest_step(run_dir) >= work.num_steps:
+            return _result(run_dir, config, "already complete")
+        with listen() as wish, cluster.connected(), _actors(config) as (sink, rendezvous):
+            accelerator = cluster.choose_accelerator(config.accelerator)
+            cluster.check_room(config, cluster.worker_resources(config, accelerator))
+            storage.check_shared(run_dir, config.storage)
+            run_dir.write_json(facts, RUN)
+            CheckpointStore(run_dir).delete_incomplete()
+            watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
+            sink.append.remote([_run_started(config, work, run_dir)])
+            with _scratch_directory() as scratch:
+                trainer = self._ray_trainer(work, accelerator, sink, rendezvous, scratch, watch)
+                outcome = _run(trainer, run_dir, work.num_steps, sink, watch)
+        return _result(run_dir, config, outcome, wish.signal if outcome == "stopped" else None)
+
+    def _ray_trainer(
+        self, work: Schedule, accelerator: str, sink: Any, rendezvous: Any, scratch: str, watch: Watch
+    ) -> ElasticTrainer:
+        config = self._config
+        order = ray.put(self._order(work, accelerator))
+        wiring = Wiring(
+            config.min_workers, config.max_workers, config.max_failures, config.start_timeout_s, rendezvous, sink
+        )
+        return ElasticTrainer(
+            run_worker,
+            train_loop_config={CONNECTIONS: Connections(order, rendezvous, sink), WIRING: wiring},
+            scaling_config=ScalingConfig(
+                num_workers=config.max_workers,
+                use_gpu=accelerator == "gpu",
+                resources_per_worker=cluster.worker_resources(config, accelerator),
+            ),
+            run_config=RayRunConfig(name=config.name, storage_path=scratch),
+            while_running=watch.look,
+        )
+
+    def _order(self, work: Schedule, accelerator: str) -> Work:
+        config = self._config
+        return Work(
+            task=self._task,
+            config=config,
+            sources=work.sources,
+            plans=work.plans,
+            num_steps=work.num_steps,
+            run_facts={"name": config.name, "num_steps": work.num_steps, "num_logical": config.num_logical},
+            storage=config.storage,
+            name=config.name,
+            environment=cluster.driver_environment(),
+            accelerator=accelerator,
+        )
+
+
+def _run(trainer: ElasticTrainer, run_dir: RunDir, num_steps: int, sink: Any, watch: Watch) -> str:
+    """Trains, and tells how it ended: "completed" or "stopped"."""
+    ended, message = "failed", ""
+    try:
+        try:
+            trainer.fit()
+        except StopLimit as limit:
+            message = str(limit)
+        except TrainingFailedError as error:
+            cause = own_error(error)
+            message = str(cause)
+            raise cause from None
+        ended = "completed" if resume.newest_step(run_dir) >= num_steps else "stopped"
+    finally:
+        ray.get(sink.append.remote([RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message)]))
+        watch.last_look()
+    return ended
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[str]:
+    """Ray Train insists on a storage of its own; nothing of value goes there."""
+    path = tempfile.mkdtemp(prefix="raytrain-")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _actors(config: RunConfig) -> Iterator[tuple[Any, Any]]:
+    """The event sink and the rendezvous of a run; gone after the block."""
+    sink = cluster.pinned(EventSink).remote(config.storage, config.name)
+    rendezvous = cluster.pinned(RendezvousActor).remote(config.min_workers)
+    try:
+        yield sink, rendezvous
+        ray.get(sink.close.remote())
+    finally:
+        ray.kill(rendezvous)
+        ray.kill(sink)
+
+
+def _run_started(config: RunConfig, work: Schedule, run_dir: RunDir) -> RunStarted:
+    return RunStarted(
+        name=config.name,
+        directory=run_dir.path,
+        num_steps=work.num_steps,
+        steps_per_epoch=work.train.steps_per_epoch,
+        rows_per_epoch=work.train.num_rows - work.train.num_dropped_rows,
+        global_batch=config.global_batch,
+        num_logical=config.num_logical,
+        workers=config.workers,
+    )
+
+
+def _result(run_dir: RunDir, config: RunConfig, outcome: str, stopped_by: int | None = None) -> Result:
+    checkpoints = CheckpointStore(run_dir).list()
+    newest, best = (checkpoints[-1], best_of(checkpoints, config.best)) if checkpoints else (None, None)
+    return Result(
+        name=config.name,
+        directory=run_dir.path,
+        outcome=outcome,
+        step=newest.step if newest else 0,
+        metrics=dict(newest.manifest.metrics) if newest else {},
+        checkpoint=run_dir.child(CHECKPOINTS, newest.name) if newest else "",
+        best_checkpoint=run_dir.child(CHECKPOINTS, best.name) if best else "",
+        stopped_by=stopped_by,
+    )

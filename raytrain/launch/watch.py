@@ -1,0 +1,68 @@
+"""What the driver does while a run goes on: hands events to the viewer, and passes on the wish to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import ray
+
+from raytrain.errors import RaytrainError
+from raytrain.events.kinds import Event
+from raytrain.launch.stopping import StopWish
+
+
+class Viewer(Protocol):
+    """Somebody who watches a run; called from the driver's main thread."""
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Takes what is new, oldest first."""
+
+    def tick(self, now: float) -> None:
+        """Called several times a second; `now` in Unix seconds."""
+
+
+class StopLimit(RaytrainError):
+    """The workers did not come to a stop within the time that a stop may take."""
+
+
+class Watch:
+    """Looks at a run several times a second, and never waits for an answer.
+
+    Args:
+        sink, rendezvous: actor handles.
+        viewer: is told each event; None for nobody.
+        wish: whether to stop.
+        stop_grace_s: seconds that a stop may take.
+    """
+
+    def __init__(self, sink: Any, rendezvous: Any, viewer: Viewer | None, wish: StopWish, stop_grace_s: float) -> None:
+        self._sink, self._rendezvous, self._viewer = sink, rendezvous, viewer
+        self._wish, self._stop_grace_s = wish, stop_grace_s
+        self._asked_to_stop = False
+        self._next: int = ray.get(sink.opened_at.remote())
+        self._answer = sink.since.remote(self._next)
+
+    def look(self) -> None:
+        """Raises StopLimit when a stop takes too long."""
+        if ray.wait([self._answer], timeout=0)[0]:
+            self._show(ray.get(self._answer))
+            self._answer = self._sink.since.remote(self._next)
+        if self._viewer is not None:
+            self._viewer.tick(time.time())
+        if self._wish.signal is not None and not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._rendezvous.stop.remote()
+        if self._wish.waited_s > self._stop_grace_s:
+            raise StopLimit(f"the step was not finished and saved within {self._stop_grace_s:g} s")
+
+    def last_look(self) -> None:
+        """Shows what has not been shown yet."""
+        self._show(ray.get(self._answer))
+        self._show(ray.get(self._sink.since.remote(self._next)))
+
+    def _show(self, events: list[Event]) -> None:
+        self._next += len(events)
+        if self._viewer is not None and events:
+            self._viewer.on_events(events)

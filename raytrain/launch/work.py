@@ -1,0 +1,75 @@
+"""What a task and its settings mean in rows and steps: sources, plans, and the number of steps. Pure but for `data()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raytrain.config import RunConfig
+from raytrain.data.source import Source
+from raytrain.errors import ConfigError, DataError
+from raytrain.plan.order import Plan
+from raytrain.task import Task
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The sources of a run, the plan of each, and how many optimizer steps there are."""
+
+    sources: Mapping[str, Source]
+    plans: Mapping[str, Plan]
+    num_steps: int
+
+    @property
+    def train(self) -> Plan:
+        return self.plans["train"]
+
+
+def schedule(task: Task, config: RunConfig) -> Schedule:
+    """Opens the task's data and plans the run.
+
+    Raises:
+        DataError: there is no training data, or it cannot be read.
+        ConfigError: the settings leave nothing to train.
+    """
+    sources = dict(task.data())
+    if "train" not in sources:
+        known = ", ".join(sources) or "no sources"
+        raise DataError(f"{type(task).__name__}.data", known, 'has a source named "train"', 'return {"train": ...}')
+    plans = {name: _plan(source, config, is_training=name == "train") for name, source in sources.items()}
+    per_epoch = plans["train"].steps_per_epoch
+    if not per_epoch:
+        raise ConfigError(
+            "run.global_batch",
+            config.global_batch,
+            f"with drop_last, at most the {plans['train'].num_rows} rows of the training data",
+            "lower --run.global-batch, or leave out --run.drop-last",
+        )
+    return Schedule(sources, plans, config.steps or per_epoch * (config.epochs or 1))
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for run.json; `Plan(**facts)` makes it again."""
+    return {
+        "num_rows": plan.num_rows,
+        "chunk_rows": None if plan.chunk_rows is None else list(plan.chunk_rows),
+        "global_batch": plan.global_batch,
+        "num_logical": plan.num_logical,
+        "seed": plan.seed,
+        "shuffle_window": plan.shuffle_window,
+        "drop_last": plan.drop_last,
+    }
+
+
+def _plan(source: Source, config: RunConfig, is_training: bool) -> Plan:
+    return Plan(
+        num_rows=source.num_rows,
+        chunk_rows=source.chunk_rows,
+        global_batch=config.global_batch,
+        num_logical=config.num_logical,
+        seed=config.seed,
+        shuffle=is_training,
+        shuffle_window=config.shuffle_window,
+        drop_last=config.drop_last and is_training,
+    )

@@ -1,0 +1,91 @@
+"""What is due between two steps: evaluation, checkpoints, and the last checkpoint's way to storage.
+
+All ranks decide alike, since they decide from the step number and from what they share; only the leader saves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from raytrain.checkpoint.saver import Saver
+from raytrain.errors import CheckpointError
+from raytrain.events.kinds import EvaluationDone
+from raytrain.worker.evaluation import evaluate
+from raytrain.worker.group import Group
+from raytrain.worker.state import Boundary, TrainState
+from raytrain.worker.surroundings import Surroundings
+
+
+def is_due(step: int, every: int, num_steps: int) -> bool:
+    """Whether something that happens every so many finished steps, and at the end, happens at `step` finished steps."""
+    return step > 0 and (step % every == 0 or step == num_steps)
+
+
+def is_better(score: float | None, than: float | None, best: str) -> bool:
+    """Whether a score is a new best; `best` is min:metric or max:metric."""
+    if score is None or not math.isfinite(score):
+        return False
+    return than is None or (score < than if best.startswith("min:") else score > than)
+
+
+class BoundaryDuties:
+    """The duties of one generation."""
+
+    def __init__(self, around: Surroundings, group: Group, held: range, saver: Saver) -> None:
+        self._around, self._group, self._held, self._saver = around, group, held, saver
+
+    def at_boundary(self, state: TrainState, is_last: bool = False) -> None:
+        """Evaluates and saves what is due and not done yet; `is_last` makes a checkpoint due."""
+        config, per_epoch, num_steps = self._around.config, self._around.plan.steps_per_epoch, self._around.num_steps
+        is_best = False
+        names = [name for name in self._around.sources if name != "train"]
+        if (
+            names
+            and is_due(state.step, config.eval_every or per_epoch, num_steps)
+            and state.boundary.evaluated != state.step
+        ):
+            is_best = self._evaluate(state, names)
+        if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
+            self._save(state)
+
+    def finish(self, state: TrainState) -> None:
+        """Keeps the ranks together until the last checkpoint is on storage, so that a peer can save it if the leader dies.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be saved.
+        """
+        while True:
+            busy = self._group.leads and not self._saver.idle
+            if not self._group.sum(torch.tensor([float(busy)], device=self._group.device)).item():
+                break
+            time.sleep(0.02)
+        if self._group.leads and self._saver.last_error is not None:
+            raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
+
+    def _evaluate(self, state: TrainState, names: list[str]) -> bool:
+        started, config = time.monotonic(), self._around.config
+        metrics: dict[str, float] = {}
+        for name in names:
+            metrics.update(evaluate(self._around, state.model, self._group, name, self._held))
+        before = state.boundary
+        score = metrics.get(config.best.partition(":")[2])
+        is_best = is_better(score, before.best_score, config.best)
+        state.boundary = Boundary(state.step, before.saved, score if is_best else before.best_score, metrics)
+        if self._group.leads:
+            rows = sum(self._around.sources[name].num_rows for name in names)
+            seconds = time.monotonic() - started
+            self._around.telemetry.emit(
+                EvaluationDone(step=state.step, metrics=metrics, rows=rows, seconds=seconds, is_best=is_best)
+            )
+        return is_best
+
+    def _save(self, state: TrainState) -> None:
+        if state.boundary.saved == state.step:
+            return
+        state.boundary.saved = state.step
+        if self._group.leads:
+            metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
+            self._saver.save(state.snapshot(), metrics, self._around.run_facts)

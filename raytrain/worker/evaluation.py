@@ -1,0 +1,59 @@
+"""Evaluation on the current weights: every row of a source once, weighted, the same value for any number of ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+import torch
+
+from raytrain.data.batch import MicroBatch
+from raytrain.task import Loss
+from raytrain.worker.group import Group
+from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.surroundings import Surroundings
+
+Sums = dict[str, tuple[float, float]]
+"""(sum, weight) by metric."""
+
+
+def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: str, held: range) -> dict[str, float]:
+    """The metrics of one source, "<name>/loss" and "<name>/<metric>".
+
+    The sums of each logical worker are added up in the order of logical workers, so the values do not depend on how they
+    are dealt out, not even in the last bit.
+    """
+    num_steps = around.plans[name].steps_per_epoch
+    mine: dict[int, Sums] = defaultdict(dict)
+    model.eval()
+    with torch.no_grad(), closing(around.feed(name, held, 0, num_steps)) as feed:
+        for step in range(num_steps):
+            for logical, micros in feed.step(step).items():
+                seed_everything(step, logical)
+                for micro in micros:
+                    _add(mine[logical], _sums_of(around, model, micro))
+    everyone: dict[int, Sums] = {}
+    for some in group.gather(dict(mine)):
+        everyone.update(some)
+    total: Sums = {}
+    for logical in sorted(everyone):
+        _add(total, everyone[logical])
+    return {f"{name}/{key}": value / weight if weight else 0.0 for key, (value, weight) in total.items()}
+
+
+def _sums_of(around: Surroundings, model: torch.nn.Module, micro: MicroBatch) -> Sums:
+    task, batch, rows = around.task, on_device(micro.columns, around.device), len(micro.rows)
+    with autocast(around.config.precision, around.device):
+        with user_code("loss in evaluation"):
+            answers: dict[str, torch.Tensor | Loss] = {"loss": task.loss(model, batch)}
+        with user_code("metrics in evaluation"):
+            answers.update(task.metrics(model, batch))
+    pairs = {key: as_sum(answer, rows, key) for key, answer in answers.items()}
+    return {key: (float(value), float(weight)) for key, (value, weight) in pairs.items()}
+
+
+def _add(total: Sums, more: Mapping[str, Sequence[float]]) -> None:
+    for key, (value, weight) in more.items():
+        before = total.get(key, (0.0, 0.0))
+        total[key] = (before[0] + value, before[1] + weight)

@@ -1,0 +1,119 @@
+"""The process group of one generation: formed, used for small sums and the hand-over of state, and closed.
+
+It knows how the loss of a peer looks in gloo and NCCL, and turns it into `PeerLost`; it decides nothing. It runs in the
+worker's training thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from raytrain.errors import RaytrainError
+from raytrain.rendezvous.state import Generation
+
+FORMING_TIMEOUT_S = 10.0
+"""A peer that dies while the group forms is noticed after this time at the latest."""
+
+# gloo reports a dead or silent peer as a RuntimeError with a text of its own; NCCL and the store raise DistError kinds.
+_LOSS = re.compile(
+    r"connection closed by peer|connection reset|connection refused|broken pipe|socket|timed? ?out|"
+    r"gloo|nccl|ncclRemoteError|wait ?timeout|process group|failed to recv|failed to send",
+    re.IGNORECASE,
+)
+
+
+class PeerLost(RaytrainError):
+    """A collective failed: a peer is gone, or silent for too long. The step in flight does not count."""
+
+
+class Group:
+    """Ranks 0 to size - 1 of a generation; `logical workers` are dealt out over them elsewhere."""
+
+    def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
+        self.generation, self.rank, self.device = generation, rank, device
+        self.size = len(generation.members)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def start_sum(self, vector: torch.Tensor) -> dist.Work:
+        """Sums `vector` over the ranks in place; `wait()` on what comes back before reading it."""
+        work: dist.Work = dist.all_reduce(vector, async_op=True)
+        return work
+
+    def sum(self, vector: torch.Tensor) -> torch.Tensor:
+        self.start_sum(vector).wait()
+        return vector
+
+    def share(self, value: Any) -> Any:
+        """The leader's `value`, on every rank. Any picklable value; it travels between our own processes only."""
+        data = torch.empty(0, dtype=torch.uint8)
+        if self.leads:
+            data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        length = torch.tensor([data.numel()], dtype=torch.int64, device=self.device)
+        dist.broadcast(length, src=0)
+        data = data.to(self.device) if self.leads else torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        dist.broadcast(data, src=0)
+        return value if self.leads else pickle.loads(data.cpu().numpy().tobytes())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in the order of ranks, on every rank."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def serve_store(host: str) -> TCPStore:
+    """The store that this worker offers to the generations that it leads; on a free port."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=FORMING_TIMEOUT_S))
+
+
+@contextmanager
+def form(generation: Generation, worker: str, store: TCPStore, device: torch.device, timeout_s: float) -> Iterator[Group]:
+    """The process group of a generation, for as long as the block lasts.
+
+    Raises:
+        PeerLost: for every error in the block that means the loss of a peer.
+    """
+    rank = generation.rank_of(worker)
+    with peer_loss():
+        try:
+            if rank:
+                host, port = generation.members[0].store
+                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=FORMING_TIMEOUT_S))
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore(f"generation-{generation.number}", store),
+                rank=rank,
+                world_size=len(generation.members),
+                timeout=timedelta(seconds=timeout_s),
+            )
+            yield Group(generation, rank, device)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()  # closes the sockets, so that blocked peers wake up
+
+
+@contextmanager
+def peer_loss() -> Iterator[None]:
+    """Turns the errors by which a lost peer shows into `PeerLost`; all others pass."""
+    try:
+        yield
+    except RaytrainError:
+        raise
+    except dist.DistError as error:
+        raise PeerLost(str(error)) from error
+    except RuntimeError as error:
+        if not _LOSS.search(str(error)):
+            raise
+        raise PeerLost(str(error)) from error

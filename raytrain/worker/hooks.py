@@ -1,0 +1,88 @@
+"""Calls of the user's code from a worker: their errors, the forms of their answers, and their random numbers."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from raytrain.data.batch import Batch
+from raytrain.data.source import Columns
+from raytrain.errors import RaytrainError, TaskError
+from raytrain.task import Loss, Task
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+@contextmanager
+def user_code(where: str) -> Iterator[None]:
+    """Turns an exception of the user's code into a `TaskError` with a traceback that starts at the user's frames."""
+    try:
+        yield
+    except RaytrainError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
+        lines = traceback.format_exception(type(error), error, _from_user_frame(error.__traceback__))
+        raise TaskError("".join(lines), where) from None
+
+
+def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames at its start that are ours."""
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace
+
+
+def as_sum(answer: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """The sum and the weight that an answer of `loss` or `metrics` stands for.
+
+    Args:
+        answer: one value per row (shape [rows]), a `Loss`, or a mean over the rows (scalar).
+        rows: rows of the micro-batch.
+        name: of the hook, for the error.
+
+    Raises:
+        TaskError: the answer has another form.
+    """
+    if isinstance(answer, Loss):
+        return answer.sum, answer.weight
+    if isinstance(answer, float | int | np.number):
+        answer = torch.tensor(float(answer), dtype=torch.float64)
+    if isinstance(answer, torch.Tensor):
+        if answer.ndim == 0:
+            return answer * rows, rows
+        if answer.shape == (rows,):
+            return answer.sum(), rows
+    got = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
+    raise TaskError(f"{name} returned {got} for {rows} rows; it returns a tensor of shape [rows], a scalar, or Loss", name)
+
+
+def own_transform(task: Task) -> Callable[[Columns], Columns] | None:
+    """The task's `transform`, or None if it does not have one of its own."""
+    return None if type(task).transform is Task.transform else task.transform
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The number format of a forward pass."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    return Batch({name: column.to(device, non_blocking=True) for name, column in batch.items()})
+
+
+def seed_everything(*parts: int) -> None:
+    """Seeds the generators of torch (all devices), numpy and Python from the numbers `parts`."""
+    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

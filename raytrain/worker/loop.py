@@ -1,0 +1,138 @@
+"""The life of a worker, from its first model to the end of the run. Read it aloud.
+
+A worker builds the task's state, warms up, and enters the rendezvous. It leaves with a generation: it takes the leader's
+state and trains, step after step, until the run is done, newcomers wait, or a peer is lost. Then it enters again. It runs
+in the training thread of a worker process; what it needs from outside comes in as a `Surroundings`.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+
+from raytrain.checkpoint.saver import Saver
+from raytrain.data.feed import Feed
+from raytrain.errors import WorkersLostError
+from raytrain.events.curve import StepRecord
+from raytrain.events.kinds import GenerationFormed, Member, StateRestored, StepSkipped
+from raytrain.plan.layout import held_by
+from raytrain.rendezvous.state import NO_STATE, Entrant, Generation
+from raytrain.worker.audit import gather_row_ids
+from raytrain.worker.bell import Bell
+from raytrain.worker.boundary import BoundaryDuties
+from raytrain.worker.group import Group, PeerLost, form, serve_store
+from raytrain.worker.start import restore_newest, warm_up
+from raytrain.worker.state import TrainState, build_state, synchronise
+from raytrain.worker.step import Signals, Stepper
+from raytrain.worker.surroundings import Surroundings
+
+
+class Loop:
+    """Trains a task to its end, in as many generations as it takes."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._saver = Saver(
+            around.store, around.config.keep_newest, around.config.keep_best, around.config.best, around.telemetry.emit
+        )
+        self.rank = 0
+        """The rank in the latest generation."""
+        self._last_commit = time.monotonic()
+        self._losses_in_a_row = 0
+
+    def run(self) -> None:
+        """Returns when the run is complete or stopped.
+
+        Raises:
+            TaskError: the user's code raised.
+            WorkersLostError: peers were lost too often without a finished step in between.
+        """
+        around = self._around
+        state = build_state(around.task, around.config, around.num_steps, around.device)
+        warm_up(around, state)
+        store = serve_store(around.host)
+        is_over = False
+        while not is_over:
+            entrant = Entrant(around.worker, state.step, (around.host, store.port), around.host, around.pid)
+            generation = around.rendezvous.enter(entrant)
+            if generation is None:
+                break
+            try:
+                with form(generation, around.worker, store, around.device, around.config.collective_timeout_s) as group:
+                    is_over = self._train_together(state, group)
+            except PeerLost as loss:
+                self._bear(loss)
+        around.rendezvous.close()
+        self._saver.close()
+
+    def _train_together(self, state: TrainState, group: Group) -> bool:
+        """Trains in one generation; returns whether the run is over."""
+        around = self._around
+        self.rank = group.rank
+        around.telemetry.lead(group.leads)
+        if group.leads and state.step == NO_STATE:
+            name = restore_newest(state, around.store, around.config.best)
+            around.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
+        synchronise(state, group)
+        held = held_by(group.rank, group.size, around.plan.num_logical)
+        duties = BoundaryDuties(around, group, held, self._saver)
+        with ExitStack() as stack:
+            feed = stack.enter_context(closing(around.feed("train", held, state.step, around.num_steps)))
+            bell = stack.enter_context(closing(Bell(around.rendezvous, group.generation.number))) if group.leads else None
+            stepper = Stepper(around.task, around.config, state, group)
+            if group.leads:
+                self._tell_generation(group.generation, state.step)
+            duties.at_boundary(state)
+            while state.step < around.num_steps:
+                told = self._step(state, group, stepper, feed, bell.signals if bell else Signals())
+                duties.at_boundary(state, is_last=told.stop)
+                if told.stop:
+                    break
+                if told.newcomers:
+                    return False
+            duties.finish(state)
+        return True
+
+    def _step(self, state: TrainState, group: Group, stepper: Stepper, feed: Feed, signals: Signals) -> Signals:
+        """One step, redone elsewhere if it fails, recorded if it does not; returns what all ranks agreed on."""
+        around, step = self._around, state.step
+        shares = feed.step(step)
+        row_ids = gather_row_ids(group, around.plan, step, shares) if around.config.audit else None
+        rows = around.plan.rows_in_step(step)
+        result = stepper.run(shares, rows, signals)
+        self._last_commit, self._losses_in_a_row = time.monotonic(), 0
+        around.telemetry.record(
+            StepRecord(step, result.loss, result.weight, rows, result.learning_rate, time.time(), row_ids)
+        )
+        if not result.applied and group.leads:
+            around.telemetry.emit(StepSkipped(step=step, loss=result.loss))
+        return result.signals
+
+    def _bear(self, loss: PeerLost) -> None:
+        """Counts losses without progress, so that a step that always fails ends the run."""
+        self._losses_in_a_row += 1
+        if self._losses_in_a_row > self._around.config.max_failures:
+            raise WorkersLostError(
+                f"the group broke {self._losses_in_a_row} times without a finished step in between; the last time: {loss}"
+            )
+
+    def _tell_generation(self, generation: Generation, step: int) -> None:
+        size, num_logical = len(generation.members), self._around.plan.num_logical
+        self._around.telemetry.emit(
+            GenerationFormed(
+                generation=generation.number,
+                step=step,
+                members=[
+                    Member(
+                        worker=m.worker,
+                        rank=rank,
+                        node=m.node,
+                        pid=m.pid,
+                        logical=list(held_by(rank, size, num_logical)),
+                    )
+                    for rank, m in enumerate(generation.members)
+                ],
+                pause_s=0.0 if generation.cause == "start" else time.monotonic() - self._last_commit,
+                cause=generation.cause,
+            )
+        )

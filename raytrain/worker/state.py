@@ -1,0 +1,104 @@
+"""The training state in a worker's memory: built from the task, handed to newcomers, compared between peers.
+
+Everything that a step changes is here, so that it can move as one: weights, optimizer, scheduler, step number, and what
+was done at the last step boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from raytrain.checkpoint.state import Snapshot, restore_bytes, snapshot
+from raytrain.config import RunConfig
+from raytrain.errors import InternalError
+from raytrain.rendezvous.state import NO_STATE
+from raytrain.task import Task
+from raytrain.worker.group import Group
+from raytrain.worker.hooks import seed_everything, user_code
+
+
+@dataclass
+class Boundary:
+    """What was done at a step boundary, so that a new leader neither repeats nor forgets it."""
+
+    evaluated: int = NO_STATE
+    """Finished steps at the last evaluation."""
+    saved: int = NO_STATE
+    """Finished steps at the last checkpoint that was handed to the saver."""
+    best_score: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last evaluation."""
+
+
+@dataclass
+class TrainState:
+    """The state of a run; `step` counts finished steps, NO_STATE before there is any."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    step: int = NO_STATE
+    boundary: Boundary = field(default_factory=Boundary)
+
+    def snapshot(self) -> Snapshot:
+        return snapshot(self.model, self.optimizer, self.scheduler, self.step)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+def build_state(task: Task, config: RunConfig, num_steps: int, device: torch.device) -> TrainState:
+    """The initial state, the same on every worker since it depends on the seed alone; its step is NO_STATE."""
+    seed_everything(config.seed)
+    with user_code("model"):
+        model = task.model().to(device)
+    with user_code("optimizer"):
+        optimizer = task.optimizer(model)
+    with user_code("scheduler"):
+        scheduler = task.scheduler(optimizer, num_steps)
+    return TrainState(model, optimizer, scheduler)
+
+
+def synchronise(state: TrainState, group: Group) -> None:
+    """Gives every rank the leader's state, and proves that they are equal afterwards.
+
+    Nothing is sent where all ranks are at the same step already, as after the loss of a peer.
+
+    Raises:
+        InternalError: the states of two ranks differ after that.
+    """
+    steps = group.gather(state.step)
+    if any(step != steps[0] for step in steps):
+        data = group.share(state.snapshot().to_bytes() if group.leads else None)
+        if not group.leads:
+            state.step = restore_bytes(data, state.model, state.optimizer, state.scheduler)
+    state.boundary = group.share(state.boundary)
+    digests = group.gather(digest(state))
+    if any(other != digests[0] for other in digests):
+        raise InternalError(f"ranks differ after step {state.step} was handed over: {digests}")
+
+
+def digest(state: TrainState) -> tuple[int, int]:
+    """Two 64-bit sums over the bits of the weights and of the optimizer's tensors; equal states have equal digests."""
+    sums = torch.zeros(2, dtype=torch.int64)
+    for number, tensor in enumerate(_tensors(state)):
+        bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        words = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
+        total = words.sum(dtype=torch.int64).cpu()
+        sums += torch.stack([total, total * (2 * number + 1)])
+    return int(sums[0]), int(sums[1])
+
+
+def _tensors(state: TrainState) -> Iterator[torch.Tensor]:
+    yield from state.model.state_dict().values()
+    for slots in state.optimizer.state_dict()["state"].values():
+        yield from (value for value in _values(slots) if isinstance(value, torch.Tensor))
+
+
+def _values(slots: Any) -> list[Any]:
+    return list(slots.values()) if isinstance(slots, dict) else []

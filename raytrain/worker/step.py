@@ -1,0 +1,191 @@
+"""One optimizer step: the passes of the logical workers held here, one reduction, one commit.
+
+The gradient that is applied is that of `sum(loss) / sum(weight)` over the global batch, whatever the number of ranks.
+Until the commit nothing that must survive has changed, so a step that loses a peer can be redone; after the commit begins
+no collective stands in the way, so weights, optimizer, scheduler and step number move together.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from raytrain.config import RunConfig
+from raytrain.data.batch import MicroBatch
+from raytrain.task import Task
+from raytrain.worker.buffers import StepBuffers
+from raytrain.worker.group import Group
+from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.state import TrainState
+
+Shares = Mapping[int, Sequence[MicroBatch]]
+"""The micro-batches of each logical worker held here; none where a short step leaves it no rows."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What one rank knows and all must act on at the same step."""
+
+    newcomers: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What is known of a finished step on every rank.
+
+    Args:
+        loss: sum / weight over the global batch.
+        weight: rows, or what the task's losses count.
+        applied: False if the loss or the gradient was not finite, so that the weights stayed as they were.
+        signals: what any rank signalled.
+        learning_rate: the one that the step used.
+    """
+
+    loss: float
+    weight: float
+    applied: bool
+    signals: Signals
+    learning_rate: float
+
+
+class Replica(DistributedDataParallel):
+    """DDP around the user's model that also takes part in a reduction without rows, and shows the model's own methods."""
+
+    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool) -> None:
+        with warnings.catch_warnings():  # the name of this argument changes between the versions of torch that we allow
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            super().__init__(
+                _Idle(model), broadcast_buffers=False, init_sync=False, find_unused_parameters=find_unused_parameters
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            idle: Any = super().__getattr__("module")
+            return getattr(idle.model, name)
+
+
+class _Idle(torch.nn.Module):
+    """The model, or, for a rank without rows, a zero that depends on every parameter."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, idle: bool = False, **kwargs: Any) -> Any:
+        if not idle:
+            return self.model(*args, **kwargs)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.stack([(p.reshape(-1)[:1] * 0).sum() for p in trained]).sum()
+
+
+class Stepper:
+    """Takes the steps of one generation."""
+
+    def __init__(self, task: Task, config: RunConfig, state: TrainState, group: Group) -> None:
+        self._task, self._config, self._state, self._group = task, config, state, group
+        self._replica = Replica(state.model, config.find_unused_parameters)
+        self._buffers = StepBuffers(state.model)
+        self._trained = [p for p in state.model.parameters() if p.requires_grad]
+
+    def run(self, shares: Shares, planned_rows: int, signals: Signals) -> StepResult:
+        """Takes step `state.step` and moves the state past it.
+
+        Args:
+            shares: the micro-batches of the logical workers held here.
+            planned_rows: rows of this step over all logical workers.
+            signals: what this rank wants all others to know.
+
+        Raises:
+            PeerLost: a peer is gone (turned into this by the block of `group.form`); the state is as it was before.
+            TaskError: the user's code raised.
+        """
+        state = self._state
+        state.model.train()
+        state.optimizer.zero_grad()
+        self._buffers.begin()
+        try:
+            totals = self._passes(shares, planned_rows, signals)
+            buffers = self._buffers.reduced(self._group)
+        finally:
+            self._buffers.rewind()
+        if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
+            torch.cuda.current_stream(self._group.device).synchronize()
+        return self._commit(totals, planned_rows, buffers)
+
+    def _passes(self, shares: Shares, planned_rows: int, signals: Signals) -> list[float]:
+        """Forward and backward of every micro-batch; returns [loss sum, weight, newcomers, stop] over all ranks."""
+        device, step = self._group.device, self._state.step
+        vector = torch.zeros(4, dtype=torch.float64, device=device)
+        vector[2], vector[3] = float(signals.newcomers), float(signals.stop)
+        scale = self._group.size / planned_rows  # DDP divides by the number of ranks
+        work: dist.Work | None = None
+        for logical, micro, is_first, is_last, is_final in _passes_of(shares):
+            self._replica.require_backward_grad_sync = is_final
+            if is_first:
+                seed_everything(self._config.seed, step, logical)
+                self._buffers.rewind()
+            loss, weight = self._forward(micro)
+            vector[0] += loss.detach().double()
+            vector[1] += weight.detach().double() if isinstance(weight, torch.Tensor) else weight
+            if is_final:
+                work = self._group.start_sum(vector)
+            self._backward(loss * scale)
+            if is_last:
+                self._buffers.collect()
+        if work is None:  # no rows here in this short step
+            self._replica.require_backward_grad_sync = True
+            work = self._group.start_sum(vector)
+            self._backward(self._replica(idle=True))
+        work.wait()
+        return vector.tolist()
+
+    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
+        device = self._group.device
+        batch = on_device(micro.columns, device)
+        where = f"loss at step {self._state.step} on rank {self._group.rank}"
+        with user_code(where), autocast(self._config.precision, device):
+            return as_sum(self._task.loss(self._replica, batch), len(micro.rows), "loss")
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _commit(self, totals: list[float], planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
+        """From here on nothing can fail but the user's own optimizer or scheduler."""
+        loss_sum, weight, newcomers, stop = totals
+        state, config = self._state, self._config
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        if weight != planned_rows and weight:
+            torch._foreach_mul_(gradients, planned_rows / weight)
+        applied = math.isfinite(loss_sum)
+        if applied and config.clip_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._trained, config.clip_norm)
+            applied = bool(norm.isfinite())
+        learning_rate = state.learning_rate
+        if applied:
+            with user_code(f"optimizer at step {state.step} on rank {self._group.rank}"):
+                state.optimizer.step()
+                if state.scheduler is not None:
+                    state.scheduler.step()
+            self._buffers.assign(buffers)
+        state.step += 1
+        signals = Signals(newcomers=newcomers > 0, stop=stop > 0)
+        return StepResult(loss_sum / weight if weight else 0.0, weight, applied, signals, learning_rate)
+
+
+def _passes_of(shares: Shares) -> Iterator[tuple[int, MicroBatch, bool, bool, bool]]:
+    """(logical, micro-batch, is it the logical worker's first, its last, the last of all)."""
+    passes = [(logical, micros) for logical, micros in sorted(shares.items()) if micros]
+    for number, (logical, micros) in enumerate(passes):
+        for i, micro in enumerate(micros):
+            is_last = i == len(micros) - 1
+            yield logical, micro, i == 0, is_last, is_last and number == len(passes) - 1

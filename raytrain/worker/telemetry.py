@@ -1,0 +1,99 @@
+"""What a worker tells the outside, in batches, from a thread of its own: training never waits for it.
+
+Every rank keeps the records of the last steps, since a leader may die before it has told them; the next leader tells them
+again, and the event log drops what it has already.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from raytrain.events.curve import StepRecord
+from raytrain.events.kinds import Event, StepsDone
+
+SEND_EVERY_S = 0.25
+KEEP_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Telemetry:
+    """Collects events and step records; `send` delivers them and may fail."""
+
+    def __init__(self, send: Callable[[list[Event]], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._records: deque[StepRecord] = deque()
+        self._sent_below = 0
+        self._leads = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            self._queue_records()
+            self._events.append(event)
+
+    def record(self, record: StepRecord) -> None:
+        with self._lock:
+            self._records.append(record)
+            while record.finished - self._records[0].finished > KEEP_S and self._may_forget(self._records[0]):
+                self._records.popleft()
+
+    def lead(self, leads: bool) -> None:
+        """Whether this rank tells the steps; a new leader tells all that it still remembers."""
+        with self._lock:
+            if leads and not self._leads:
+                self._sent_below = 0
+            self._leads = leads
+
+    def flush(self) -> None:
+        """Sends what is there, in the order in which it happened."""
+        with self._lock:
+            self._queue_records()
+            events, self._events = self._events, []
+        if events:
+            self._deliver(events)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=5)
+        self.flush()
+
+    def _queue_records(self) -> None:
+        """Puts the steps that were not told yet behind the events so far."""
+        fresh = [r for r in self._records if r.step >= self._sent_below] if self._leads else []
+        if fresh:
+            self._sent_below = fresh[-1].step + 1
+            self._events.append(_as_event(fresh))
+
+    def _may_forget(self, record: StepRecord) -> bool:
+        return not self._leads or record.step < self._sent_below
+
+    def _run(self) -> None:
+        while not self._closed.wait(SEND_EVERY_S):
+            self.flush()
+
+    def _deliver(self, events: list[Event]) -> None:
+        try:
+            self._send(events)
+        except Exception:  # the one guard around telemetry: its failure must not end a run
+            log.warning("could not deliver %d events", len(events), exc_info=True)
+
+
+def _as_event(records: list[StepRecord]) -> StepsDone:
+    with_rows = records[0].row_ids is not None
+    return StepsDone(
+        first_step=records[0].step,
+        losses=[r.loss for r in records],
+        weights=[r.weight for r in records],
+        rows=[r.rows for r in records],
+        learning_rates=[r.learning_rate for r in records],
+        finished=[r.finished for r in records],
+        row_ids=[r.row_ids or "" for r in records] if with_rows else None,
+    )

@@ -1,0 +1,94 @@
+"""Filesystems that fail on purpose, for the tests of the store and the saver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.rundir import RunDir
+
+FILES = {"model.safetensors": b"weights" * 1000, "state.pt": b"the rest" * 100}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler of the package may catch it."""
+
+
+class FaultyFilesystem:
+    """The local filesystem, with a hook before each operation; the hook raises what shall happen."""
+
+    def __init__(self, before: Callable[[str, str], None]) -> None:
+        self._inner, self._before = fs.LocalFileSystem(), before
+
+    def __getattr__(self, operation: str) -> Any:
+        function = getattr(self._inner, operation)
+
+        def call(target: Any, *args: Any, **options: Any) -> Any:
+            path = target.base_dir if isinstance(target, fs.FileSelector) else target
+            self._before(operation, str(path))
+            result = function(target, *args, **options)
+            return Stream(result, lambda: self._before("write", path)) if operation == "open_output_stream" else result
+
+        return call
+
+
+class Stream:
+    """An output stream with the hook before each write, after half of the bytes are through."""
+
+    def __init__(self, inner: Any, before: Callable[[], None]) -> None:
+        self._inner, self._before = inner, before
+
+    def write(self, data: Any) -> None:
+        half = len(data) // 2
+        self._inner.write(memoryview(data)[:half])
+        self._before()
+        self._inner.write(memoryview(data)[half:])
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inner.close()
+
+
+class FirstFail:
+    """Raises OSError at the first `times` calls of an operation on paths that end with `suffix`."""
+
+    def __init__(self, operation: str, times: int, suffix: str = "", error: OSError | None = None) -> None:
+        self.operation, self.left, self.suffix = operation, times, suffix
+        self.error = error or OSError(5, "Input/output error")
+
+    def __call__(self, operation: str, path: str) -> None:
+        if operation == self.operation and path.endswith(self.suffix) and self.left > 0:
+            self.left -= 1
+            raise self.error
+
+
+class KillAt:
+    """Raises Killed at the n-th operation and at each one after it, as a dead process does nothing any more."""
+
+    def __init__(self, n: int) -> None:
+        self.left, self.fired = n, False
+
+    def __call__(self, operation: str, path: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.fired = True
+            raise Killed
+
+
+def store_at(path: Path, before: Callable[[str, str], None] | None = None, is_local: bool = False) -> CheckpointStore:
+    """A store that never really sleeps; `is_local` False takes the ways of an object store."""
+    ticks = clock()
+    filesystem = FaultyFilesystem(before or (lambda operation, path: None))
+    return CheckpointStore(RunDir(filesystem, str(path), is_local), sleep=[].append, clock=lambda: next(ticks))
+
+
+def clock() -> Iterator[float]:
+    now = 1000.0
+    while True:
+        yield (now := now + 1)

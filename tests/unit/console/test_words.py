@@ -1,0 +1,40 @@
+"""The summary says how a run ended and how it goes on."""
+
+from __future__ import annotations
+
+from raytrain.console.demo import START, demo_events
+from raytrain.console.words import summary
+from raytrain.errors import ConfigError
+from raytrain.events import kinds
+from raytrain.events.view import fold, reduce
+
+
+def ended(outcome: str, num_steps: int = 100, message: str = "") -> list[str]:
+    end = kinds.RunEnded(time=START + 60, outcome=outcome, step=num_steps, message=message)
+    return summary(reduce(fold(demo_events(num_steps)), end))
+
+
+def test_a_completed_run_has_nothing_to_go_on_with() -> None:
+    lines = ended("completed", 460)
+    assert lines[0] == "completed    step 460 of 460, epoch 20 of 20, after 1 min 0 s"
+    assert "go on" not in "\n".join(lines)
+
+
+def test_r10_a_stopped_run_says_from_where_it_goes_on() -> None:
+    assert ended("stopped")[-1] == "go on        start the same job again: it goes on from step 92"
+    assert ended("stopped", 10)[-1].endswith("from the beginning, since nothing was saved yet")
+
+
+def test_r16_of_a_traceback_the_summary_keeps_the_cause_and_the_place() -> None:
+    message = "Traceback (most recent call last):\n  File x\nValueError: boom\nraised by loss at step 3 on rank 1"
+    assert ended("failed", message=message)[1] == "cause        ValueError: boom · raised by loss at step 3 on rank 1"
+
+
+def test_an_error_of_four_parts_is_kept_whole() -> None:
+    error = ConfigError("run.steps", 0, "at least 1", "leave it out")
+    line = ended("failed", message=str(error))[1]
+    assert line == "cause        run.steps · value: 0 · rule:  at least 1 · fix:   leave it out"
+
+
+def test_a_run_that_has_not_ended_has_no_summary() -> None:
+    assert summary(fold(demo_events(100))) == []

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from raytrain.data.parquet import ParquetSource, parquet
+from raytrain.errors import DataError
+
+
+def write(path: Path, group_rows: int = 4, **columns: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
+    return path
+
+
+def everything(source: ParquetSource) -> dict[str, list[Any]]:
+    return {name: values.tolist() for name, values in source.take(np.arange(source.num_rows)).items()}
+
+
+def refused(path: Any, *parts: str, **settings: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
+        everything(parquet(path, **settings))
+    text = str(caught.value)
+    assert all(part in text for part in parts), text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+    return caught.value
+
+
+def test_chunks_are_the_row_groups_that_have_rows_in_the_order_of_file_names(tmp_path: Path) -> None:
+    write(tmp_path / "b.parquet", id=[7, 8])
+    write(tmp_path / "a.parquet", id=[0, 1, 2, 3, 4, 5, 6])
+    write(tmp_path / "sub" / "empty.parquet", id=pa.array([], pa.int64()))
+    write(tmp_path / "_hidden" / "c.parquet", id=[100])
+    source = parquet(tmp_path)
+    assert source.chunk_rows == (4, 3, 2)
+    assert everything(source) == {"id": list(range(9))}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 29), max_size=40))
+def test_rows_are_taken_in_the_asked_order_also_twice(tmp_path_factory: pytest.TempPathFactory, rows: list[int]) -> None:
+    path = tmp_path_factory.getbasetemp() / "thirty.parquet"
+    if not path.exists():
+        write(path, group_rows=7, id=range(30), x=[[i, -i] for i in range(30)])
+    taken = parquet(path).take(np.array(rows, dtype=np.int64))
+    assert taken["id"].tolist() == rows
+    assert taken["x"].tolist() == [[i, -i] for i in rows]
+
+
+def test_only_the_needed_row_groups_are_read_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = parquet(write(tmp_path / "a.parquet", group_rows=3, id=range(12)))
+    read: list[int] = []
+    original = pq.ParquetFile.read_row_group
+
+    def spy(self: Any, group: int, **kwargs: Any) -> Any:
+        read.append(group)
+        return original(self, group, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", spy)
+    assert source.take(np.array([11, 3, 10, 4]))["id"].tolist() == [11, 3, 10, 4]
+    assert sorted(read) == [1, 3]
+    source.take(np.array([5, 9]))
+    assert sorted(read) == [1, 3]
+
+
+def test_values_are_not_read_to_build_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.parquet", id=range(12))
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
+    assert parquet(tmp_path).num_rows == 12
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"])
+def test_types_are_kept(tmp_path: Path, dtype: str) -> None:
+    values = np.array([0, 1, 1, 0, 1], dtype=dtype)
+    taken = parquet(write(tmp_path / "a.parquet", x=values)).take(np.arange(5))
+    assert taken["x"].dtype == dtype
+    assert (taken["x"] == values).all()
+
+
+def test_r12_fixed_size_lists_and_rectangular_lists_of_lists_become_tensors(tmp_path: Path) -> None:
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.int32()), 2)
+    nested = pa.array([[[i, i], [i, i], [i, 0]] for i in range(6)], pa.list_(pa.list_(pa.float32())))
+    taken = parquet(write(tmp_path / "a.parquet", fixed=fixed, nested=nested)).take(np.array([5, 0]))
+    assert taken["fixed"].dtype == np.int32
+    assert taken["fixed"].tolist() == [[10, 11], [0, 1]]
+    assert taken["nested"].shape == (2, 3, 2)
+    assert taken["nested"][0].tolist() == [[5, 5], [5, 5], [5, 0]]
+
+
+def test_r12_a_list_column_that_turns_ragged_names_its_file_column_and_row_group(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=[[1, 2]] * 6)
+    bad = write(tmp_path / "b.parquet", x=[[1, 2]] * 4 + [[1, 2, 3]])
+    refused(tmp_path, str(bad), "column 'x'", "row group 1")
+
+
+def test_r12_ragged_lists_that_have_the_right_number_of_values_are_found_when_read(tmp_path: Path) -> None:
+    bad = write(tmp_path / "a.parquet", x=[[1, 2]] * 4 + [[1], [1, 2, 3]])
+    refused(bad, "lists of 1 to 3 values", str(bad), "column 'x'", "row group 1")
+
+
+def test_r12_a_list_column_of_another_length_in_another_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=[[1, 2]])
+    bad = write(tmp_path / "b.parquet", x=[[1, 2, 3]])
+    refused(tmp_path, str(bad), "column 'x'")
+
+
+UNFIT = {
+    "when": [datetime.datetime(2024, 1, 1)],
+    "day": [datetime.date(2024, 1, 1)],
+    "price": [decimal.Decimal("1.5")],
+    "name": ["a"],
+    "raw": [b"a"],
+    "pair": [{"a": 1}],
+    "words": [["a", "b"]],
+}
+
+
+def test_r12_columns_that_are_no_numbers_are_left_alone_and_told(tmp_path: Path) -> None:
+    source = parquet(write(tmp_path / "a.parquet", id=[3], **UNFIT))
+    assert everything(source) == {"id": [3]}
+    assert source.left_out.keys() == UNFIT.keys()
+    assert "timestamp" in source.left_out["when"]
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_r12_a_column_that_is_no_number_is_refused_where_it_is_asked_for(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.parquet", id=[3], **UNFIT)
+    refused(path, f"column '{name}'", str(path), columns=["id", name])
+
+
+def test_r12_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", label=[3], x=[1])
+    refused(path, "no column 'labels'", "did you mean 'label'?", columns=["labels"])
+
+
+def test_columns_selects(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", x=[1], y=[2], z=[3])
+    assert parquet(path, columns=["z", "x"]).columns == ("z", "x")
+
+
+def test_r12_partition_keys_keep_one_type_and_text_keys_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "year=2023" / "lang=de" / "a.parquet", id=[0, 1])
+    write(tmp_path / "year=2024" / "lang=7" / "a.parquet", id=[2])
+    source = parquet(tmp_path)
+    assert everything(source) == {"id": [0, 1, 2], "year": [2023, 2023, 2024]}
+    assert source.take(np.array([2]))["year"].dtype == np.int64
+    assert "lang" in source.left_out
+
+
+def test_r12_partition_keys_are_found_with_globs_and_lists(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"year={year}" / "a.parquet", id=[year]) for year in (2023, 2024)]
+    wanted = {"id": [2023, 2024], "year": [2023, 2024]}
+    assert everything(parquet(str(tmp_path / "year=*" / "*.parquet"))) == wanted
+    assert everything(parquet(files)) == wanted
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "text"])
+def test_r12_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    write(tmp_path / "a.parquet", id=[1, 2])
+    bad = write(tmp_path / "b.parquet", id=[3, 4])
+    whole = bad.read_bytes()
+    bad.write_bytes({"empty": b"", "truncated": whole[: len(whole) // 2], "text": b"hello world!"}[damage])
+    error = refused(tmp_path, str(bad))
+    assert "Parquet file" in error.rule
+
+
+def test_r12_a_file_that_is_damaged_later_is_named_when_read(tmp_path: Path) -> None:
+    bad = write(tmp_path / "a.parquet", id=[1, 2])
+    source = parquet(tmp_path)
+    bad.unlink()
+    with pytest.raises(DataError, match=str(bad)):
+        source.take(np.array([0]))
+
+
+def test_r12_zero_rows_in_all_files_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", id=pa.array([], pa.int64()))
+    refused(tmp_path, "0 rows in 1 files")
+
+
+def test_r12_a_column_that_is_in_some_files_only_names_file_and_column(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", id=[1], extra=[2])
+    without = write(tmp_path / "b.parquet", id=[3])
+    refused(tmp_path, "column 'extra'", str(without))
+    assert everything(parquet(tmp_path, columns=["id"])) == {"id": [1, 3]}
+
+
+def test_r12_a_column_of_two_number_types_has_the_wider_one_in_every_batch(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=pa.array([1, 2], pa.int32()))
+    write(tmp_path / "b.parquet", x=pa.array([0.5], pa.float32()))
+    source = parquet(tmp_path)
+    assert [source.take(np.array(rows))["x"].dtype for rows in ([0], [2], [1, 2])] == [np.float64] * 3
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_r12_nulls_name_file_column_and_count(tmp_path: Path, statistics: bool) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1, 2, 3], "x": [1.0, None, None]}), path, write_statistics=statistics)
+    refused(path, str(path), "column 'x'", "2 nulls")
+    assert everything(parquet(path, columns=["id"])) == {"id": [1, 2, 3]}
+
+
+def test_r12_nulls_inside_of_lists_name_file_and_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", x=[[1, 2], [3, None]])
+    refused(path, str(path), "column 'x'", "1 nulls")
+
+
+def test_r12_not_a_number_is_a_value_and_no_null(tmp_path: Path) -> None:
+    assert np.isnan(parquet(write(tmp_path / "a.parquet", x=[float("nan")])).take(np.array([0]))["x"]).all()
+
+
+@pytest.mark.parametrize("name", ["nothing.parquet", "nothing", "none-*.parquet"])
+def test_a_missing_path_is_named(tmp_path: Path, name: str) -> None:
+    error = refused(tmp_path / name, str(tmp_path / name))
+    assert error.where == "data"
+
+
+def test_a_directory_without_parquet_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    refused(tmp_path, "has Parquet files")
+
+
+def test_other_filesystems_and_uris(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "a.parquet", id=[5])
+    assert everything(parquet("d", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))) == {"id": [5]}
+    assert everything(parquet(f"file://{tmp_path}/d")) == {"id": [5]}
+
+
+def test_names_with_dots_and_dictionary_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", **{"a.b": [[1, 2], [3, 4]], "a": pa.array([7, 8]).dictionary_encode()})
+    assert everything(parquet(path)) == {"a.b": [[1, 2], [3, 4]], "a": [7, 8]}
+
+
+def test_it_is_cheap_to_pickle_and_reads_the_same(tmp_path: Path) -> None:
+    source = parquet(write(tmp_path / "a.parquet", group_rows=1000, id=range(5000)))
+    source.take(np.arange(5000))
+    text = pickle.dumps(source)
+    assert len(text) < 3000
+    assert everything(pickle.loads(text)) == everything(source)
+
+
+def test_the_fingerprint_stays_when_the_directory_moves_and_changes_with_the_files(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "a.parquet", id=[1, 2])
+    write(tmp_path / "two" / "a.parquet", id=[1, 2])
+    first = parquet(tmp_path / "one").fingerprint()
+    assert parquet(tmp_path / "two").fingerprint() == first
+    write(tmp_path / "two" / "b.parquet", id=[3])
+    second = parquet(tmp_path / "two").fingerprint()
+    assert {key for key in first if first[key] != second[key]} == {"files", "rows", "bytes", "digest"}
