@@ -29,11 +29,15 @@ def _read_range(value: Any) -> Any:
 
 
 class Invalid(ValueError):
-    """Raised in a validator: the rule that the value breaks, and the fix."""
+    """Raised in a validator: the rule that the value breaks, and the fix.
 
-    def __init__(self, rule: str, fix: str) -> None:
+    Args:
+        where, value: where several settings do not fit together, the one to look at first.
+    """
+
+    def __init__(self, rule: str, fix: str, where: str = "", value: object = "") -> None:
         super().__init__(rule, fix)
-        self.rule, self.fix = rule, fix
+        self.rule, self.fix, self.where, self.value = rule, fix, where, value
 
 
 WorkerRange = Annotated[tuple[int, int], BeforeValidator(_read_range)]
@@ -82,6 +86,8 @@ class RunConfig(BaseModel):
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: int | None = Field(None, gt=0)
     """Threads of PyTorch in each worker. Default: the CPUs of a worker, at least 1."""
+    forward_env: tuple[str, ...] = ()
+    """Environment variables that workers take over from the driver, besides those of NCCL, gloo, PyTorch and OpenMP."""
 
     checkpoint_every: int | None = Field(None, gt=0)
     """Steps between checkpoints. Default: one at the end of each epoch. The last step is always saved."""
@@ -151,16 +157,19 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> RunConfig:
         if self.epochs and self.steps:
-            raise Invalid("epochs or steps, not both", "leave one of them out")
+            value = f"{self.steps}, and run.epochs = {self.epochs}"
+            raise Invalid("epochs or steps, not both", "leave one of them out", "steps", value)
         if self.max_workers > self.num_logical:
             raise Invalid(
-                f"at most logical_workers = {self.num_logical} workers, since each needs a share of the batch",
-                f"raise logical_workers to {self.max_workers}, or lower workers",
+                f"at most run.logical_workers = {self.num_logical} workers, since each needs a share of the batch",
+                f"raise run.logical_workers to {self.max_workers}, or lower run.workers",
+                *("workers", self.workers),
             )
         if self.global_batch < self.num_logical:
             raise Invalid(
-                f"global_batch = {self.global_batch} holds at least one row for each of {self.num_logical} logical workers",
-                f"raise global_batch to {self.num_logical}, or lower logical_workers",
+                f"at least one row for each of {self.num_logical} logical workers",
+                f"raise run.global_batch to {self.num_logical}, or lower run.logical_workers or run.workers",
+                *("global_batch", self.global_batch),
             )
         return self
 
@@ -183,20 +192,21 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if isinstance(cause, ConfigError):  # settings inside other settings have explained themselves already
         return cause
     if isinstance(cause, Invalid):
-        return ConfigError(where, _show(value) if path else "settings that do not fit together", cause.rule, cause.fix)
+        if cause.where:
+            where, value = prefix + cause.where, cause.value
+        return ConfigError(where, _show(value), cause.rule, cause.fix)
     if first["type"] == "extra_forbidden":
         return unknown_name(where, [prefix + name for name in model.model_fields])
     field = model.model_fields.get(path[0]) if path else None
-    about = f"{where}: {field.description}" if field and field.description else f"see the documentation of {where}"
-    return ConfigError(where, _show(value), first["msg"][0].lower() + first["msg"][1:], about)
+    meaning = f"it means: {field.description}" if field and field.description else f"see the documentation of {where}"
+    return ConfigError(where, _show(value), first["msg"][0].lower() + first["msg"][1:], f"give another value; {meaning}")
 
 
-def unknown_name(name: str, known: list[str]) -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown_name(name: str, known: list[str], rule: str = "") -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does; `rule` stands for a long list."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return ConfigError(
-        name, "no such name", "is one of " + ", ".join(known), f"did you mean {near[0]}?" if near else "see --help"
-    )
+    rule = rule or "is one of " + ", ".join(known)
+    return ConfigError(name, "no such name", rule, f"did you mean {near[0]}?" if near else "see --help")
 
 
 def _show(value: object) -> str:

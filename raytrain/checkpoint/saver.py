@@ -27,6 +27,7 @@ class Saver:
         keep_best: best checkpoints to keep besides.
         best: "min:metric" or "max:metric".
         emit: takes the events; called from both threads.
+        before_write: called in the thread before a snapshot is written; what must be known before the checkpoint exists.
         max_stall_s: the longest that `save` waits for the previous snapshot before it gives up on the new one.
     """
 
@@ -38,12 +39,16 @@ class Saver:
         best: str,
         emit: Callable[[Event], None],
         *,
+        before_write: Callable[[], None] = lambda: None,
         max_stall_s: float = 600.0,
     ) -> None:
         self._store, self._emit, self._max_stall_s = store, emit, max_stall_s
+        self._before_write = before_write
         self._keep_newest, self._keep_best, self._best = keep_newest, keep_best, best
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
+        self.newest_step: int | None = None
+        """Finished steps of the newest snapshot that was handed over; None before the first."""
         self.last_error: BaseException | None = None
         """Why the latest save failed; None if it did not."""
 
@@ -60,7 +65,7 @@ class Saver:
             metrics: evaluation metrics of these weights, by name; may be empty.
             run: plain values of the run, for the manifest.
         """
-        start = time.monotonic()
+        start, self.newest_step = time.monotonic(), snapshot.step
         if not self.wait(self._max_stall_s):
             waited_s = time.monotonic() - start
             self._failed(snapshot.step, CheckpointError(f"the previous one is still being written after {waited_s:.0f} s"))
@@ -84,6 +89,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, metrics: dict[str, float], run: dict[str, Any], stall_s: float) -> None:
         start = time.monotonic()
+        self._before_write()
         checkpoint = self._store.write(snapshot.step, snapshot.files(), metrics, run)
         self._emit(
             CheckpointSaved(

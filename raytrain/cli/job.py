@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError, create_model
 from pydantic_settings import CliApp, SettingsConfigDict
 
+from raytrain.cli.flags import with_flags
+from raytrain.cli.help import arrange
 from raytrain.cli.parser import CommandLine, exit_code, settings_source
 from raytrain.config import RunConfig, explain
-from raytrain.errors import RaytrainError
+from raytrain.errors import ConfigError, RaytrainError, TaskError
 from raytrain.task import Task
+
+if TYPE_CHECKING:
+    from raytrain.launch.result import Result
+    from raytrain.launch.trainer import Trainer
+
+EITHER = ("epochs", "steps")
+"""Settings of which one is given: a flag for one of them makes a job's default for the other give way."""
 
 
 def main(task: type[Task], argv: Sequence[str] | None = None, **defaults: Any) -> NoReturn:
@@ -34,48 +43,72 @@ def run(task: type[Task], argv: Sequence[str], defaults: dict[str, Any]) -> int:
     try:
         chosen, config = parse(task, argv, RunConfig(**defaults))
         return _train(chosen, config)
-    except SystemExit as end:  # of --help
+    except SystemExit as end:  # of --help, or by SIGTERM before the run listens to it
         return end.code if isinstance(end.code, int) else 0
     except (RaytrainError, KeyboardInterrupt) as error:
-        sys.stderr.write(f"error: {error}\n" if isinstance(error, RaytrainError) else "stopped\n")
+        sys.stderr.write(error_text(error, task))
         return exit_code(error)
+
+
+def error_text(error: BaseException, task: type[Task]) -> str:
+    """What is written to stderr: a traceback of the task's code first, then one line or four parts."""
+    if isinstance(error, TaskError) and error.traceback.startswith("Traceback"):
+        return f"{error.traceback.rstrip()}\nerror: raised by {error.where}\n"
+    if isinstance(error, TaskError):
+        return f"error: {error.traceback}\n"
+    if isinstance(error, RaytrainError):
+        return f"error: {with_flags(str(error), task.model_fields)}\n"
+    return "stopped\n"
 
 
 def parse(task: type[Task], argv: Sequence[str], defaults: RunConfig) -> tuple[Task, RunConfig]:
     """The task and the settings that a command line describes.
 
     Raises:
-        ConfigError: a flag is unknown or its value is wrong.
+        ConfigError: a flag is unknown or its value is wrong, or the task has a field whose flag would be ours.
     """
-    if _gives(argv, "--run.steps") and not _gives(argv, "--run.epochs"):
-        defaults = RunConfig(**defaults.model_dump() | {"epochs": None})  # the job's default gives way
+    given = [name for name in EITHER if any(word.split("=")[0] == f"--run.{name}" for word in argv)]
+    if len(given) == 1:
+        defaults = RunConfig(**defaults.model_dump() | {name: None for name in EITHER if name not in given})
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in task.model_fields.items()}
+    if taken := {"run", "help"} & fields.keys():
+        rule = "fields of a task are named neither run nor help, since those are flags of every job"
+        raise ConfigError(f"{task.__name__}.{min(taken)}", "a field", rule, "give the field another name")
     model = create_model(task.__name__, __base__=CommandLine, __doc__=task.__doc__, run=(RunConfig, defaults), **fields)
     model.model_config |= SettingsConfigDict(cli_kebab_case=True, nested_model_default_partial_update=True)
+    source = settings_source(model, prog=f"python {sys.argv[0]}")
+    arrange(source.root_parser, task, defaults)
     try:
-        values = CliApp.run(model, list(argv), cli_settings_source=settings_source(model, sys.argv[0]))
+        values = CliApp.run(model, list(argv), cli_settings_source=source)
     except ValidationError as error:
         raise explain(error, task) from None
     config: RunConfig = getattr(values, "run")  # noqa: B009 - a field that mypy cannot know
     return task(**{name: getattr(values, name) for name in fields}), config
 
 
-def _gives(argv: Sequence[str], flag: str) -> bool:
-    return any(argument == flag or argument.startswith(flag + "=") for argument in argv)
-
-
 def _train(task: Task, config: RunConfig) -> int:
-    from raytrain.console.viewer import choose
-    from raytrain.events.log import read
-    from raytrain.events.view import fold
+    from raytrain.launch.stopping import exit_on_sigterm
     from raytrain.launch.trainer import Trainer
 
-    trainer = Trainer(task, config)
-    viewer = choose(sys.stdout, sys.stderr, fold(read(trainer.run_dir)))
-    try:
-        result = trainer.fit(viewer)
-    finally:
-        viewer.close()
+    with exit_on_sigterm():  # Ray, which is imported by now, has a handler that exits with another code
+        result = _shown(Trainer(task, config))
     if result.outcome == "already complete":
         sys.stdout.write(f"{result.name}: already complete, {result.step} steps in {result.directory}\n")
     return 128 + result.stopped_by if result.stopped_by else 0
+
+
+def _shown(trainer: Trainer) -> Result:
+    """Trains, and shows it on stdout."""
+    from raytrain.console.viewer import choose
+    from raytrain.events.log import read
+    from raytrain.events.view import RunView, fold
+
+    try:
+        before = fold(read(trainer.run_dir))
+    except OSError:  # the storage is of no use, as `fit` will say
+        before = RunView()
+    viewer = choose(sys.stdout, sys.stderr, before)
+    try:
+        return trainer.fit(viewer)
+    finally:
+        viewer.close()

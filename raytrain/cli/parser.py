@@ -31,6 +31,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.sections: dict[str, list[argparse.Action]] = {}
+        """The help's sections, by title; where there are none, argparse's own."""
         self.description = inspect.cleandoc(self.description or "")
 
     def error(self, message: str) -> NoReturn:
@@ -46,6 +48,20 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(found["name"], "not understood", found["rule"], f"see {self.prog} --help")
         raise ConfigError(self.prog, "not understood", message, f"see {self.prog} --help")
 
+    def format_help(self) -> str:
+        """The help, in `sections` if there are any."""
+        if not self.sections:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [], [])
+        formatter.add_text(self.description)
+        for title, actions in self.sections.items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
     def flags(self) -> list[str]:
         """All flags of this parser and its commands, without the hidden ones."""
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
@@ -54,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, name: str) -> ConfigError:
         if name.startswith("-"):
-            return unknown_name(name, self.flags())
+            return unknown_name(name, self.flags(), "is one of the flags that --help shows")
         return ConfigError(name, "one argument too many", "is not expected here", f"see {self.prog} --help")
 
     def _commands(self) -> Iterator[tuple[str, Parser]]:

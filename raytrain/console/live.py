@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raytrain.console.words import clock, printed_line, summary
+from raytrain.console.words import begun_again, clock, printed_line, summary, with_note
 from raytrain.events import kinds
 from raytrain.events.view import RunView, reduce
 from raytrain.events.words import format_logical, format_number
@@ -40,7 +40,7 @@ class LiveViewer:
 
     def __init__(self, console: Console, err: TextIO, view: RunView | None = None) -> None:
         self._console, self._err = console, err
-        self._view = view or RunView()
+        self._view = begun_again(view or RunView())
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def on_events(self, events: Sequence[kinds.Event]) -> None:
@@ -52,8 +52,14 @@ class LiveViewer:
     def tick(self, now: float) -> None:
         """Draws the frame as of `now`, Unix seconds."""
         if not self._view.ended:
+            self._live.update(render(self._view, self._console.width, now))
             self._live.start()
-            self._live.update(render(self._view, self._console.width, now), refresh=True)
+            self._live.refresh()
+
+    def say(self, text: str, now: float) -> None:
+        """Draws the text as the newest note."""
+        self._view = with_note(self._view, text, now)
+        self.tick(now)
 
     def close(self) -> None:
         """Leaves the last frame on the screen, and the summary below it if the run has ended."""

@@ -1,7 +1,7 @@
 """A run as whole lines, where there is no terminal: files, job logs, pipes.
 
-One line of progress per interval and one per notable event; no carriage returns, no control characters, each line
-flushed. Runs in the driver. What is on a terminal is `live`.
+One line of progress per interval, with the newest evaluation and checkpoint, and one per event that is no routine; no
+carriage returns, no control characters, each line flushed. Runs in the driver. What is on a terminal is `live`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import TextIO
 
-from raytrain.console.words import clock, printed_line, summary
+from raytrain.console.words import begun_again, clock, printed_line, summary
 from raytrain.events import kinds
 from raytrain.events.view import RunView, reduce
-from raytrain.events.words import count_of, describe, format_number
+from raytrain.events.words import count_of, describe, format_metrics, format_number
 from raytrain.units import format_count, format_seconds
+
+ROUTINE = (kinds.EvaluationDone, kinds.CheckpointSaved, kinds.StepSkipped)
+"""Events that may come in each second; they are told in the lines of progress."""
 
 
 class PlainViewer:
@@ -29,7 +32,7 @@ class PlainViewer:
 
     def __init__(self, out: TextIO, err: TextIO, view: RunView | None = None, interval_s: float = 10.0) -> None:
         self._out, self._err, self._interval_s = out, err, interval_s
-        self._view = view or RunView()
+        self._view = begun_again(view or RunView())
         self._next_s = -math.inf
         self._shown_step = self._view.step
 
@@ -40,7 +43,7 @@ class PlainViewer:
                 _write(self._err if event.stream == "stderr" else self._out, printed_line(event))
             elif isinstance(event, kinds.RunEnded):
                 self._end(event.time)
-            elif text := describe(event):
+            elif not isinstance(event, ROUTINE) and (text := describe(event)):
                 _write(self._out, f"{clock(event.time)} {text}")
 
     def tick(self, now: float) -> None:
@@ -48,20 +51,29 @@ class PlainViewer:
         if now >= self._next_s and self._view.step != self._shown_step and not self._view.ended:
             self._progress(now)
 
+    def say(self, text: str, now: float) -> None:
+        _write(self._out, f"{clock(now)} {text}")
+
     def close(self) -> None:
         self._out.flush()
 
     def _progress(self, now: float) -> None:
+        line = progress_line(self._view, since=self._shown_step)
         self._next_s, self._shown_step = now + self._interval_s, self._view.step
-        _write(self._out, f"{clock(now)} {progress_line(self._view)}")
+        _write(self._out, f"{clock(now)} {line}")
 
     def _end(self, now: float) -> None:
         for line in summary(self._view):
             _write(self._out, f"{clock(now)} {line}")
 
 
-def progress_line(view: RunView) -> str:
-    """'step 412/460  epoch 18/20  loss 0.0851  lr 0.00267  1,234 rows/s  2 workers  2.4 s left'."""
+def progress_line(view: RunView, since: int = 0) -> str:
+    """'step 412/460  epoch 18/20  loss 0.0851  lr 0.00267  1,234 rows/s  2 workers  2.4 s left  saved step 391'.
+
+    Args:
+        view: what is known of the run.
+        since: evaluations and checkpoints are told if they are of later steps than this one.
+    """
     living = len([member for member in view.members if member.worker not in view.lost])
     parts = [
         f"step {view.step}/{view.num_steps}",
@@ -71,7 +83,12 @@ def progress_line(view: RunView) -> str:
         f"{format_count(view.rows_per_s)} rows/s" if view.rows_per_s is not None else "",
         count_of(living, "worker") if living else "",
         f"{format_seconds(view.left_s)} left" if view.left_s is not None else "",
+        count_of(view.num_skipped, "skipped step") if view.num_skipped else "",
     ]
+    if view.evaluation and view.evaluation.step > since:
+        parts.append(f"{format_metrics(view.evaluation.metrics)} at step {view.evaluation.step}")
+    if view.checkpoint and view.checkpoint.step > since:
+        parts.append(f"saved step {view.checkpoint.step}")
     return "  ".join(part for part in parts if part)
 
 

@@ -25,6 +25,9 @@ class Viewer(Protocol):
     def tick(self, now: float) -> None:
         """Shows what is due at `now`, Unix seconds."""
 
+    def say(self, text: str, now: float) -> None:
+        """Shows what the driver does before there are events; `now` in Unix seconds."""
+
     def close(self) -> None:
         """Leaves the screen tidy; called once, also after an error."""
 

@@ -6,9 +6,10 @@ Values to text, no terminal. Runs in the driver.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from raytrain.events.kinds import EvaluationDone, Printed
-from raytrain.events.view import RunView
+from raytrain.events.view import Note, RunView
 from raytrain.events.words import clean, count_of, format_metrics
 from raytrain.rundir import CHECKPOINTS
 from raytrain.units import format_seconds
@@ -24,12 +25,22 @@ def clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
+def begun_again(view: RunView) -> RunView:
+    """What is known of a run that goes on, for a new start: how it ended before, and its workers, are past."""
+    return replace(view, ended=None, members=(), lost=frozenset(), starting=(), waiting=None, recent=(), notes=())
+
+
+def with_note(view: RunView, text: str, now: float) -> RunView:
+    """The view with one more note; `now` in Unix seconds."""
+    return replace(view, notes=(*view.notes, Note(now, text)))
+
+
 def summary(view: RunView) -> list[str]:
     """How the run ended: a few lines; empty if it has not."""
     if view.ended is None or view.run is None:
         return []
     took = format_seconds(max(0.0, view.ended.time - view.run.time))
-    step = f"step {view.ended.step} of {view.num_steps}, epoch {view.epoch} of {view.num_epochs}"
+    step = f"step {view.step} of {view.num_steps}, epoch {view.epoch} of {view.num_epochs}"
     pairs = [
         (view.ended.outcome, f"{step}, after {took}"),
         ("cause", _cause(view.ended.message)),
@@ -59,4 +70,5 @@ def _survived(view: RunView) -> str:
 
 def _how_to_go_on(view: RunView) -> str:
     start = f"from step {view.checkpoint.step}" if view.checkpoint else "from the beginning, since nothing was saved yet"
-    return f"start the same job again: it goes on {start}"
+    again = "mend the cause and start" if view.ended and view.ended.outcome == "failed" else "start"
+    return f"{again} the same job again: it goes on {start}"

@@ -54,6 +54,7 @@ class Feed:
         self._shares: dict[int, list[Block]] = {}
         self._waiting: dict[int, deque[Block]] = {logical: deque() for logical in held}
         self._used = dict.fromkeys(held, 0)  # rows of the first waiting block that are used
+        self._places = {logical: work.first_place(logical) for logical in held}  # of the next block
         self._types: dict[str, Any] = {}
         depth = max(2, 2 * len(work.held))
         self._parts = deque(Ahead(make, depth) for make in reader.parts(work))
@@ -116,6 +117,9 @@ class Feed:
         if block is None:
             self._parts.popleft()
             return
+        if block.place != self._places[block.logical]:
+            raise InternalError(f"logical worker {block.logical} got rows out of order: {block.place}")
+        self._places[block.logical] += len(block.rows)
         check_types(self._types, block.columns)
         self._waiting[block.logical].append(block)
 
@@ -128,14 +132,16 @@ def choose_reader(source: Source, transform: Transform | None) -> Reader:
 
 
 def _micro_batch(block: Block) -> MicroBatch:
-    return MicroBatch(to_tensors(block.columns), block.rows)
+    """Copies the rows: a hook may write into its batch, and the step may have to be redone."""
+    return MicroBatch(to_tensors({name: values.copy() for name, values in block.columns.items()}), block.rows)
 
 
 def _slice(block: Block, start: int, stop: int) -> Block:
     columns = {name: values[start:stop] for name, values in block.columns.items()}
-    return Block(block.logical, block.rows[start:stop], columns)
+    return Block(block.logical, block.place + start, block.rows[start:stop], columns)
 
 
 def _join(blocks: list[Block]) -> Block:
     columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
-    return Block(blocks[0].logical, np.concatenate([block.rows for block in blocks]), columns)
+    rows = np.concatenate([block.rows for block in blocks])
+    return Block(blocks[0].logical, blocks[0].place, rows, columns)

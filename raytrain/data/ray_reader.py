@@ -14,11 +14,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from raytrain.data.carried import Carried, Carrier
 from raytrain.data.reading import Block, Unit, Work, by_first_use, in_order_of_use, read, units
 from raytrain.data.wire import from_table, to_table
-from raytrain.errors import TaskError
 
 HEAD_ROWS = 1024  # rows of a logical worker that are read in the worker while Ray Data starts, at least
 UNITS_PER_DATASET = 512  # bounds the time that Ray Data needs to start; starting the next one takes 0.3 s
@@ -58,22 +58,24 @@ class RayReader:
         import ray.data
 
         _silence_console()
-        with ray.data.DataContext.current(_context()):
-            rows = ray.data.from_items([dataclasses.asdict(unit) for unit in some], override_num_blocks=len(some))
-            read_rows = rows.map_batches(
-                _read_unit,
-                batch_size=1,
-                batch_format="numpy",
-                fn_kwargs={"shipped": shipped},
-                num_cpus=0,
-                compute=ray.data.TaskPoolStrategy(size=self.num_tasks),
-            )
-        tables = iter(read_rows.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
+        wanted = ray.data.from_items([dataclasses.asdict(unit) for unit in some], override_num_blocks=len(some))
+        _set_up(wanted.context)
+        blocks = wanted.map_batches(
+            _read_unit,
+            batch_size=1,
+            batch_format="numpy",
+            fn_kwargs={"shipped": shipped},
+            num_cpus=0,
+            compute=ray.data.TaskPoolStrategy(size=self.num_tasks),
+        )
+        tables = iter(blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
         try:
             for table in tables:
                 yield from from_table(table)
         except ray.exceptions.RayTaskError as error:
-            _raise_original(error)
+            if isinstance(error.cause, Carried):
+                error.cause.deliver()
+            raise
         finally:
             tables.close()
 
@@ -96,23 +98,22 @@ def _read_unit(unit: dict[str, Any], shipped: Any) -> Iterator[Any]:
     """Reads one unit, given as columns of one row, in a process of Ray Data."""
     import ray
 
-    work = ray.get(shipped)
-    for block in read(work, Unit(**{name: int(value[0]) for name, value in unit.items()})):
-        yield to_table(block)
+    with Carrier():
+        work = ray.get(shipped)
+        for block in read(work, Unit(**{name: int(value[0]) for name, value in unit.items()})):
+            yield to_table(block)
 
 
-def _context() -> Any:
-    """Ray Data's settings for our datasets; those of the user's own datasets stay as they are."""
-    import ray
+def _set_up(context: Any) -> None:
+    """Sets what our dataset needs in its own context; the one of the process is the user's, and other threads use it."""
+    from ray.data import ExecutionResources
 
-    context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
-    context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=STORE_BYTES)
+    context.execution_options.resource_limits = ExecutionResources(object_store_memory=STORE_BYTES)
     context.target_max_block_size = BLOCK_BYTES
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.raise_original_map_exception = True
-    return context
 
 
 def _silence_console() -> None:
@@ -120,10 +121,3 @@ def _silence_console() -> None:
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.CRITICAL + 1)
-
-
-def _raise_original(error: Any) -> NoReturn:
-    """Raises what the source or the user's transform raised, caused by Ray's error, which has the traceback as text."""
-    if isinstance(error.cause, Exception):
-        raise error.cause from error
-    raise TaskError(error.traceback_str, "transform") from error

@@ -40,9 +40,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one logical worker, in the order of use; `rows` are their numbers, columns have shape [rows, ...]."""
+    """Rows of one logical worker, in the order of use.
+
+    Args:
+        logical: whose they are.
+        place: how many rows that logical worker uses before these, counted from the first epoch on.
+        rows: their numbers in the source, shape [rows].
+        columns: of shape [rows, ...].
+    """
 
     logical: int
+    place: int
     rows: NDArray[np.int64]
     columns: Columns
 
@@ -62,6 +70,11 @@ class Work:
         """Rows of a logical worker in a full step."""
         batch, parts = self.plan.global_batch, self.plan.num_logical
         return batch // parts + (logical < batch % parts)
+
+    def first_place(self, logical: int) -> int:
+        """Rows that a logical worker uses before the first step."""
+        epoch, in_epoch = divmod(self.first_step, self.plan.steps_per_epoch)
+        return epoch * self.plan.epoch(epoch).span_length(logical) + in_epoch * self.full_share(logical)
 
     @property
     def piece_rows(self) -> int:
@@ -130,28 +143,20 @@ def read(work: Work, unit: Unit) -> Iterator[Block]:
     Raises:
         DataError: from the source, or because of what the transform returned.
     """
-    size, start = work.piece_rows, unit.start
-    begin, end = unit.begin, unit.end
-    if work.transform is not None:
-        begin -= (begin - start) % size
-        end = min(end + (start - end) % size, unit.stop)
-    rows = work.plan.epoch(unit.epoch).span_rows(unit.logical, begin, end)
+    cuts = _cuts(work, unit)
+    order = work.plan.epoch(unit.epoch)
+    rows, epoch_place = order.span_rows(unit.logical, cuts[0], cuts[-1]), unit.epoch * order.span_length(unit.logical)
     window = None if work.source.chunk_rows is None else work.source.take(rows)
     types: dict[str, Any] = {}
-    while begin < end:
-        stop = min(end, begin + size - (begin - start) % size)
-        part, rows = rows[: stop - begin], rows[stop - begin :]
-        if window is None:
-            columns = work.source.take(part)
-        else:
-            columns = {name: values[: stop - begin] for name, values in window.items()}
-            window = {name: values[stop - begin :] for name, values in window.items()}
+    for begin, end in itertools.pairwise(cuts):
+        piece = slice(begin - cuts[0], end - cuts[0])
+        columns = work.source.take(rows[piece]) if window is None else _slice(window, piece)
         if work.transform is not None:
-            columns = _transformed(work.transform, columns, len(part))
+            columns = _transformed(work.transform, columns, end - begin)
             check_types(types, columns)
         wanted = slice(max(unit.begin - begin, 0), max(unit.end - begin, 0))
-        yield Block(unit.logical, part[wanted], {name: values[wanted] for name, values in columns.items()})
-        begin = stop
+        place = epoch_place + max(unit.begin, begin)
+        yield Block(unit.logical, place, rows[piece][wanted], _slice(columns, wanted))
 
 
 def check_types(types: dict[str, Any], columns: Columns) -> None:
@@ -170,6 +175,19 @@ def check_types(types: dict[str, Any], columns: Columns) -> None:
     before, now = (f"{t[name][0]} {list(t[name][1])}" if name in t else "absent" for t in (types, found))
     rule = f"a column has one type and one shape per row in all batches of a run; before: {before}"
     raise DataError(f"data, column {name!r}", now, rule, "return the same type and shape for all rows from `transform`")
+
+
+def _cuts(work: Work, unit: Unit) -> list[int]:
+    """Where a unit is cut in pieces, its begin and end included; moved outwards to whole pieces for a transform."""
+    size, begin, end = work.piece_rows, unit.begin, unit.end
+    if work.transform is not None:
+        begin -= (begin - unit.start) % size
+        end = min(end + (unit.start - end) % size, unit.stop)
+    return [begin, *range(begin + size - (begin - unit.start) % size, end, size), end]
+
+
+def _slice(columns: Columns, part: slice) -> Columns:
+    return {name: values[part] for name, values in columns.items()}
 
 
 def _transformed(transform: Transform, columns: Columns, num_rows: int) -> Columns:

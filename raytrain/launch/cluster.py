@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ import ray
 from raytrain.config import RunConfig
 from raytrain.elastic.capacity import shortage
 from raytrain.errors import ResourceError
+from raytrain.events.words import count_of
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "CUDA_LAUNCH_", "CUBLAS_", "OMP_", "MKL_")
 
@@ -41,9 +42,19 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-def driver_environment() -> dict[str, str]:
-    """The variables that workers need as the driver has them: those of NCCL, gloo, PyTorch and their libraries."""
-    return {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
+def is_somewhere() -> bool:
+    """Whether there is a Ray to connect to, or to use, rather than to start."""
+    return bool(ray.is_initialized() or os.environ.get("RAY_ADDRESS"))
+
+
+def forwarded(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that workers need as the driver has them: those of NCCL, gloo, PyTorch and their libraries.
+
+    Args:
+        environment: of the driver.
+        named: further ones that the run asks for.
+    """
+    return {name: value for name, value in environment.items() if name.startswith(FORWARDED_PREFIXES) or name in named}
 
 
 def choose_accelerator(setting: str) -> str:
@@ -71,9 +82,9 @@ def check_room(config: RunConfig, resources: dict[str, float]) -> None:
         return
     raise ResourceError(
         "run.workers",
-        f"at least {config.min_workers} workers",
+        f"at least {count_of(config.min_workers, 'worker')}",
         shortage(resources, config.min_workers, total),
-        "lower --run.workers or --run.cpus-per-worker, or set RAY_ADDRESS to a cluster's address",
+        "lower run.workers or run.cpus_per_worker, or set RAY_ADDRESS to the address of a cluster",
     )
 
 

@@ -17,7 +17,6 @@ def own_error(error: TrainingFailedError) -> RaytrainError:
             for cause in causes:
                 if isinstance(cause, kind):
                     return cause
-        return InternalError(f"a worker failed: {causes[0]!r}" if causes else str(error))
     if isinstance(error, ControllerError) and isinstance(error.controller_failure, RaytrainError):
         return error.controller_failure
     return InternalError(str(error))

@@ -15,6 +15,7 @@ import torch
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.errors import ResumeError
+from raytrain.events.words import count_of
 from raytrain.launch.work import Schedule, plan_facts
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
@@ -43,34 +44,68 @@ def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
     }
 
 
-def check_resume(run_dir: RunDir, mode: str, facts: dict[str, Any], can_extend: bool) -> None:
-    """Compares a run that is there with the one that is asked for.
+def earlier_facts(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
+    """The content of run.json, or None for a run that begins.
 
     Args:
         mode: auto, new or must.
+
+    Raises:
+        ResumeError: the mode does not allow what is there, or it cannot be read.
+    """
+    exists = run_dir.exists(RUN)
+    if mode == "new" and exists:
+        raise ResumeError("run.resume", "new", f"there is no run at {run_dir.path} yet", "choose another run.name")
+    if mode == "must" and not exists:
+        raise ResumeError("run.resume", "must", f"there is a run at {run_dir.path}", "check run.name and run.storage")
+    if not exists:
+        return None
+    try:
+        facts: dict[str, Any] = run_dir.read_json(RUN)
+    except ValueError as error:
+        raise ResumeError(run_dir.child(RUN), error, "is the JSON of a run", "choose another run.name") from error
+    return facts
+
+
+def with_logical_workers(config: RunConfig, before: dict[str, Any] | None) -> RunConfig:
+    """The settings with the logical workers of the run that goes on, where they do not say how many.
+
+    Args:
+        before: of `earlier_facts`.
+
+    Raises:
+        ResumeError: there are more workers than logical workers.
+    """
+    if before is None or config.logical_workers is not None:
+        return config
+    num_logical: int = before["plan"]["num_logical"]
+    if config.max_workers > num_logical:
+        raise ResumeError(
+            "run.workers",
+            ":".join(map(str, config.workers)),
+            f"at most {count_of(num_logical, 'worker')}, since the run was begun with that many logical workers",
+            f"lower run.workers, or choose another run.name with run.logical_workers = {config.max_workers}",
+        )
+    return RunConfig(**config.model_dump() | {"logical_workers": num_logical})
+
+
+def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, Any], can_extend: bool) -> None:
+    """Compares a run that is there with the one that is asked for.
+
+    Args:
+        before: of `earlier_facts`.
         facts: of `describe`, for this start.
         can_extend: whether more steps than before leave the earlier ones as they were (no schedule depends on them).
 
     Raises:
-        ResumeError: the mode does not allow it, or something that alters the result differs.
+        ResumeError: something that alters the result differs.
     """
-    exists = run_dir.exists(RUN)
-    if mode == "new" and exists:
-        raise ResumeError("run.resume", "new", f"there is no run at {run_dir.path}", "choose another --run.name")
-    if mode == "must" and not exists:
-        raise ResumeError("run.resume", "must", f"there is a run at {run_dir.path}", "check --run.name and --run.storage")
-    if not exists:
-        return
-    try:
-        before = run_dir.read_json(RUN)
-    except ValueError as error:
-        raise ResumeError(run_dir.child(RUN), error, "is the JSON of a run", "choose another --run.name") from error
-    if differences := list_differences(before, facts, can_extend):
+    if before is not None and (differences := list_differences(before, facts, can_extend)):
         raise ResumeError(
             f"run {run_dir.path}",
             "; ".join(differences),
             "a run goes on with the settings and data that its result depends on",
-            "set them back, or choose another --run.name",
+            "set them back, or choose another run.name",
         )
 
 

@@ -69,12 +69,12 @@ def check_shared(run_dir: RunDir, storage: str) -> None:
             "run.storage",
             storage,
             f"all nodes share it, so that any of them can save and resume; not seen by {', '.join(blind)}",
-            "give a shared path or a URI, for example --run.storage s3://bucket/runs",
+            "set run.storage to a path that they share or to a URI, for example s3://bucket/runs",
         )
 
 
 def _unusable(storage: str, error: Exception) -> StorageError:
-    return StorageError("run.storage", storage, f"is a place that can be written: {error}", "give another --run.storage")
+    return StorageError("run.storage", f"{storage}: {error}", "is a place that can be written", "choose another place")
 
 
 def _nodes_that_do_not_see(mark: str) -> list[str]:

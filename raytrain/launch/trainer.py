@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +26,8 @@ from raytrain.launch import cluster, resume, storage
 from raytrain.launch.failures import own_error
 from raytrain.launch.result import Result
 from raytrain.launch.sink import EventSink
-from raytrain.launch.stopping import listen
-from raytrain.launch.watch import StopLimit, Viewer, Watch
+from raytrain.launch.stopping import StopWish, listen
+from raytrain.launch.watch import Nobody, StopLimit, Viewer, Watch
 from raytrain.launch.work import Schedule, schedule
 from raytrain.rendezvous.actor import RendezvousActor
 from raytrain.rundir import CHECKPOINTS, RUN, RunDir
@@ -68,48 +70,36 @@ class Trainer:
             WorkersLostError: workers were lost again and again without progress.
             CheckpointError: the last checkpoint could not be saved.
         """
-        config = self._config
+        before = resume.earlier_facts(self.run_dir, self._config.resume)
+        config = resume.with_logical_workers(self._config, before)
         work = schedule(self._task, config)
         run_dir = storage.check_writable(config.storage, config.name)
         facts = resume.describe(self._task, config, work)
-        resume.check_resume(run_dir, config.resume, facts, can_extend=type(self._task).scheduler is Task.scheduler)
+        resume.check_same(run_dir, before, facts, can_extend=type(self._task).scheduler is Task.scheduler)
         if resume.newest_step(run_dir) >= work.num_steps:
             return _result(run_dir, config, "already complete")
-        with listen() as wish, cluster.connected(), _actors(config) as (sink, rendezvous):
+        with listen() as wish:
+            outcome = self._train(config, work, facts, viewer or Nobody(), wish)
+        return _result(run_dir, config, outcome, wish.signal if outcome == "stopped" else None)
+
+    def _train(self, config: RunConfig, work: Schedule, facts: dict[str, Any], viewer: Viewer, wish: StopWish) -> str:
+        """Trains on Ray, and tells how it ended: "completed" or "stopped"."""
+        run_dir = self.run_dir
+        viewer.say("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
+        with cluster.connected(), _actors(config) as (sink, rendezvous):
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))
             storage.check_shared(run_dir, config.storage)
             run_dir.write_json(facts, RUN)
             CheckpointStore(run_dir).delete_incomplete()
             watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
-            sink.append.remote([_run_started(config, work, run_dir)])
+            ray.get(sink.append.remote([_run_started(config, work, run_dir)]))
+            viewer.say("starting workers", time.time())
             with _scratch_directory() as scratch:
-                trainer = self._ray_trainer(work, accelerator, sink, rendezvous, scratch, watch)
-                outcome = _run(trainer, run_dir, work.num_steps, sink, watch)
-        return _result(run_dir, config, outcome, wish.signal if outcome == "stopped" else None)
+                trainer = _ray_trainer(self._order(config, work, accelerator), sink, rendezvous, scratch, watch)
+                return _run(trainer, run_dir, work.num_steps, sink, watch)
 
-    def _ray_trainer(
-        self, work: Schedule, accelerator: str, sink: Any, rendezvous: Any, scratch: str, watch: Watch
-    ) -> ElasticTrainer:
-        config = self._config
-        order = ray.put(self._order(work, accelerator))
-        wiring = Wiring(
-            config.min_workers, config.max_workers, config.max_failures, config.start_timeout_s, rendezvous, sink
-        )
-        return ElasticTrainer(
-            run_worker,
-            train_loop_config={CONNECTIONS: Connections(order, rendezvous, sink), WIRING: wiring},
-            scaling_config=ScalingConfig(
-                num_workers=config.max_workers,
-                use_gpu=accelerator == "gpu",
-                resources_per_worker=cluster.worker_resources(config, accelerator),
-            ),
-            run_config=RayRunConfig(name=config.name, storage_path=scratch),
-            while_running=watch.look,
-        )
-
-    def _order(self, work: Schedule, accelerator: str) -> Work:
-        config = self._config
+    def _order(self, config: RunConfig, work: Schedule, accelerator: str) -> Work:
         return Work(
             task=self._task,
             config=config,
@@ -119,9 +109,26 @@ class Trainer:
             run_facts={"name": config.name, "num_steps": work.num_steps, "num_logical": config.num_logical},
             storage=config.storage,
             name=config.name,
-            environment=cluster.driver_environment(),
+            environment=cluster.forwarded(os.environ, config.forward_env),
             accelerator=accelerator,
         )
+
+
+def _ray_trainer(order: Work, sink: Any, rendezvous: Any, scratch: str, watch: Watch) -> ElasticTrainer:
+    config = order.config
+    work = ray.put(order)
+    wiring = Wiring(config.min_workers, config.max_workers, config.max_failures, config.start_timeout_s, rendezvous, sink)
+    return ElasticTrainer(
+        run_worker,
+        train_loop_config={CONNECTIONS: Connections(work, rendezvous, sink), WIRING: wiring},
+        scaling_config=ScalingConfig(
+            num_workers=config.max_workers,
+            use_gpu=order.accelerator == "gpu",
+            resources_per_worker=cluster.worker_resources(config, order.accelerator),
+        ),
+        run_config=RayRunConfig(name=config.name, storage_path=scratch),
+        while_running=watch.look,
+    )
 
 
 def _run(trainer: ElasticTrainer, run_dir: RunDir, num_steps: int, sink: Any, watch: Watch) -> str:
@@ -132,6 +139,8 @@ def _run(trainer: ElasticTrainer, run_dir: RunDir, num_steps: int, sink: Any, wa
             trainer.fit()
         except StopLimit as limit:
             message = str(limit)
+        except KeyboardInterrupt:
+            message = "a second signal ended it at once"
         except TrainingFailedError as error:
             cause = own_error(error)
             message = str(cause)

@@ -22,6 +22,22 @@ class Viewer(Protocol):
     def tick(self, now: float) -> None:
         """Called several times a second; `now` in Unix seconds."""
 
+    def say(self, text: str, now: float) -> None:
+        """What the driver does before there are events; `now` in Unix seconds."""
+
+
+class Nobody:
+    """Does not watch."""
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Looks away."""
+
+    def tick(self, now: float) -> None:
+        """Looks away."""
+
+    def say(self, text: str, now: float) -> None:
+        """Looks away."""
+
 
 class StopLimit(RaytrainError):
     """The workers did not come to a stop within the time that a stop may take."""
@@ -32,12 +48,12 @@ class Watch:
 
     Args:
         sink, rendezvous: actor handles.
-        viewer: is told each event; None for nobody.
+        viewer: is told each event.
         wish: whether to stop.
         stop_grace_s: seconds that a stop may take.
     """
 
-    def __init__(self, sink: Any, rendezvous: Any, viewer: Viewer | None, wish: StopWish, stop_grace_s: float) -> None:
+    def __init__(self, sink: Any, rendezvous: Any, viewer: Viewer, wish: StopWish, stop_grace_s: float) -> None:
         self._sink, self._rendezvous, self._viewer = sink, rendezvous, viewer
         self._wish, self._stop_grace_s = wish, stop_grace_s
         self._asked_to_stop = False
@@ -49,13 +65,12 @@ class Watch:
         if ray.wait([self._answer], timeout=0)[0]:
             self._show(ray.get(self._answer))
             self._answer = self._sink.since.remote(self._next)
-        if self._viewer is not None:
-            self._viewer.tick(time.time())
+        self._viewer.tick(time.time())
         if self._wish.signal is not None and not self._asked_to_stop:
             self._asked_to_stop = True
             self._rendezvous.stop.remote()
         if self._wish.waited_s > self._stop_grace_s:
-            raise StopLimit(f"the step was not finished and saved within {self._stop_grace_s:g} s")
+            raise StopLimit(f"the workers did not finish a step and save it within {self._stop_grace_s:g} s")
 
     def last_look(self) -> None:
         """Shows what has not been shown yet."""
@@ -64,5 +79,5 @@ class Watch:
 
     def _show(self, events: list[Event]) -> None:
         self._next += len(events)
-        if self._viewer is not None and events:
+        if events:
             self._viewer.on_events(events)

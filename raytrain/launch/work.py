@@ -11,6 +11,9 @@ from raytrain.data.source import Source
 from raytrain.errors import ConfigError, DataError
 from raytrain.plan.order import Plan
 from raytrain.task import Task
+from raytrain.worker.hooks import user_code
+
+REQUIRED_HOOKS = ("data", "model", "optimizer", "loss")
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,12 @@ def schedule(task: Task, config: RunConfig) -> Schedule:
 
     Raises:
         DataError: there is no training data, or it cannot be read.
-        ConfigError: the settings leave nothing to train.
+        ConfigError: the settings leave nothing to train, or the task lacks a hook.
+        TaskError: `data` raised.
     """
-    sources = dict(task.data())
+    check_hooks(task)
+    with user_code("data"):
+        sources = dict(task.data())
     if "train" not in sources:
         known = ", ".join(sources) or "no sources"
         raise DataError(f"{type(task).__name__}.data", known, 'has a source named "train"', 'return {"train": ...}')
@@ -43,10 +49,22 @@ def schedule(task: Task, config: RunConfig) -> Schedule:
         raise ConfigError(
             "run.global_batch",
             config.global_batch,
-            f"with drop_last, at most the {plans['train'].num_rows} rows of the training data",
-            "lower --run.global-batch, or leave out --run.drop-last",
+            f"with run.drop_last, at most the {plans['train'].num_rows} rows of the training data",
+            "lower run.global_batch, or leave out run.drop_last",
         )
     return Schedule(sources, plans, config.steps or per_epoch * (config.epochs or 1))
+
+
+def check_hooks(task: Task) -> None:
+    """The task has the hooks that every task has.
+
+    Raises:
+        ConfigError: it lacks some.
+    """
+    missing = [name for name in REQUIRED_HOOKS if getattr(type(task), name) is getattr(Task, name)]
+    if missing:
+        rule = "a task has the methods " + ", ".join(REQUIRED_HOOKS)
+        raise ConfigError(f"task {type(task).__name__}", "has no " + ", no ".join(missing), rule, "write what is missing")
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

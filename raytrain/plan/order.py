@@ -13,14 +13,15 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
 
+REMEMBERED_EPOCHS = 4
 IN_MEMORY_WINDOW_ROWS = 8192  # how many rows of in-memory data are prepared at once
 
 
@@ -93,12 +94,20 @@ class Plan:
         return self.epoch(epoch).span_rows(logical, start, start + self.share(step, logical))
 
     def epoch(self, epoch: int) -> EpochOrder:
-        return _epoch_order(self, epoch)
+        """The order of an epoch; the last few are remembered."""
+        orders = self._orders
+        if epoch not in orders:
+            orders[epoch] = EpochOrder(self, epoch)
+            while len(orders) > REMEMBERED_EPOCHS:
+                del orders[next(iter(orders))]
+        return orders[epoch]
 
+    @cached_property
+    def _orders(self) -> dict[int, EpochOrder]:
+        return {}
 
-@lru_cache(maxsize=4)
-def _epoch_order(plan: Plan, epoch: int) -> EpochOrder:
-    return EpochOrder(plan, epoch)
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class EpochOrder:

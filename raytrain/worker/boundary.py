@@ -73,7 +73,7 @@ class BoundaryDuties:
         before = state.boundary
         score = metrics.get(config.best.partition(":")[2])
         is_best = is_better(score, before.best_score, config.best)
-        state.boundary = Boundary(state.step, before.saved, score if is_best else before.best_score, metrics)
+        state.boundary = Boundary(state.step, score if is_best else before.best_score, metrics)
         if self._group.leads:
             rows = sum(self._around.sources[name].num_rows for name in names)
             seconds = time.monotonic() - started
@@ -83,9 +83,11 @@ class BoundaryDuties:
         return is_best
 
     def _save(self, state: TrainState) -> None:
-        if state.boundary.saved == state.step:
+        """Hands the state to the saver, unless it, or the leader before this one, has saved this step already."""
+        saver = self._saver
+        if not self._group.leads or saver.newest_step == state.step:
             return
-        state.boundary.saved = state.step
-        if self._group.leads:
-            metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
-            self._saver.save(state.snapshot(), metrics, self._around.run_facts)
+        if saver.newest_step is None and any(c.step == state.step for c in self._around.store.list()):
+            return
+        metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
+        saver.save(state.snapshot(), metrics, self._around.run_facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import ray.train
 
 from raytrain.config import RunConfig
 from raytrain.data.source import Source
+from raytrain.events.kinds import Event
 from raytrain.plan.order import Plan
 from raytrain.task import Task
 
@@ -52,6 +53,7 @@ class Connections:
 
 
 CONNECTIONS = "connections"
+SINK_TIMEOUT_S = 10.0
 
 
 def run_worker(config: Mapping[str, Any]) -> None:
@@ -72,7 +74,7 @@ def run_worker(config: Mapping[str, Any]) -> None:
     from raytrain.worker.telemetry import Telemetry
 
     torch.set_num_threads(work.config.threads_per_worker or max(1, int(work.config.cpus_per_worker)))
-    telemetry = Telemetry(connections.sink.append.remote)
+    telemetry = Telemetry(_sender(connections.sink))
     around = Surroundings(
         task=work.task,
         config=work.config,
@@ -94,3 +96,12 @@ def run_worker(config: Mapping[str, Any]) -> None:
             loop.run()
     finally:
         telemetry.close()
+
+
+def _sender(sink: Any) -> Callable[[list[Event], bool], None]:
+    def send(events: list[Event], wait: bool) -> None:
+        told = sink.append.remote(events)
+        if wait:
+            ray.get(told, timeout=SINK_TIMEOUT_S)
+
+    return send

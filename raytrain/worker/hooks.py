@@ -27,7 +27,7 @@ def user_code(where: str) -> Iterator[None]:
         yield
     except RaytrainError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
         lines = traceback.format_exception(type(error), error, _from_user_frame(error.__traceback__))
         raise TaskError("".join(lines), where) from None
 

@@ -32,8 +32,14 @@ class Loop:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        config, telemetry = around.config, around.telemetry
         self._saver = Saver(
-            around.store, around.config.keep_newest, around.config.keep_best, around.config.best, around.telemetry.emit
+            around.store,
+            config.keep_newest,
+            config.keep_best,
+            config.best,
+            telemetry.emit,
+            before_write=lambda: telemetry.flush(wait=True),  # so that a checkpoint never knows steps that the log does not
         )
         self.rank = 0
         """The rank in the latest generation."""
@@ -79,7 +85,7 @@ class Loop:
         with ExitStack() as stack:
             feed = stack.enter_context(closing(around.feed("train", held, state.step, around.num_steps)))
             bell = stack.enter_context(closing(Bell(around.rendezvous, group.generation.number))) if group.leads else None
-            stepper = Stepper(around.task, around.config, state, group)
+            stepper = stack.enter_context(closing(Stepper(around.task, around.config, state, group)))
             if group.leads:
                 self._tell_generation(group.generation, state.step)
             duties.at_boundary(state)

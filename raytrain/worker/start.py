@@ -10,6 +10,7 @@ from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.state import restore
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.data.batch import to_tensors
+from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.buffers import StepBuffers
 from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, user_code
 from raytrain.worker.state import Boundary, TrainState
@@ -27,9 +28,10 @@ def warm_up(around: Surroundings, state: TrainState) -> None:
     buffers.begin()
     state.model.train()
     batch = on_device(to_tensors(columns), around.device)
-    with user_code("loss in the warm-up pass"), autocast(around.config.precision, around.device):
-        loss, _ = as_sum(around.task.loss(state.model, batch), len(rows), "loss")
-    loss.backward()  # type: ignore[no-untyped-call]
+    with user_code("loss in the warm-up pass"):
+        with autocast(around.config.precision, around.device):
+            loss, _ = as_sum(around.task.loss(state.model, batch), len(rows), "loss")
+        loss.backward()  # type: ignore[no-untyped-call]
     state.optimizer.zero_grad()
     buffers.rewind()
 
@@ -47,8 +49,7 @@ def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
     state.step = restore(files, state.model, state.optimizer, state.scheduler)
     metrics = dict(checkpoint.manifest.metrics)
-    evaluated = state.step if metrics else -1
-    state.boundary = Boundary(evaluated, state.step, _best_score(store, best), metrics)
+    state.boundary = Boundary(state.step if metrics else NO_STATE, _best_score(store, best), metrics)
     return checkpoint.name
 
 

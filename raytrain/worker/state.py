@@ -27,8 +27,6 @@ class Boundary:
 
     evaluated: int = NO_STATE
     """Finished steps at the last evaluation."""
-    saved: int = NO_STATE
-    """Finished steps at the last checkpoint that was handed to the saver."""
     best_score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""

@@ -122,6 +122,15 @@ class Stepper:
             torch.cuda.current_stream(self._group.device).synchronize()
         return self._commit(totals, planned_rows, buffers)
 
+    def close(self) -> None:
+        """Lets go of DDP's reducer, so that the process group is not destroyed by it.
+
+        Its destructor joins gloo's thread while it holds Python's global lock, which that thread may need to end a
+        broken reduction (torch 2.13): a deadlock. `destroy_process_group` gives the lock up.
+        """
+        replica: Any = self._replica
+        replica.reducer = replica.logger = None
+
     def _passes(self, shares: Shares, planned_rows: int, signals: Signals) -> list[float]:
         """Forward and backward of every micro-batch; returns [loss sum, weight, newcomers, stop] over all ranks."""
         device, step = self._group.device, self._state.step

@@ -20,10 +20,14 @@ KEEP_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class Telemetry:
-    """Collects events and step records; `send` delivers them and may fail."""
+Send = Callable[[list[Event], bool], None]
+"""Delivers events, and may fail; told to wait, it returns when they are in the run's log."""
 
-    def __init__(self, send: Callable[[list[Event]], None]) -> None:
+
+class Telemetry:
+    """Collects events and step records, and delivers them through `send`."""
+
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._events: list[Event] = []
@@ -52,18 +56,18 @@ class Telemetry:
                 self._sent_below = 0
             self._leads = leads
 
-    def flush(self) -> None:
-        """Sends what is there, in the order in which it happened."""
+    def flush(self, wait: bool = False) -> None:
+        """Sends what is there, in the order in which it happened; with `wait`, until it is in the run's log."""
         with self._lock:
             self._queue_records()
             events, self._events = self._events, []
-        if events:
-            self._deliver(events)
+        if events or wait:
+            self._deliver(events, wait)
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)
-        self.flush()
+        self.flush(wait=True)
 
     def _queue_records(self) -> None:
         """Puts the steps that were not told yet behind the events so far."""
@@ -79,9 +83,9 @@ class Telemetry:
         while not self._closed.wait(SEND_EVERY_S):
             self.flush()
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event], wait: bool) -> None:
         try:
-            self._send(events)
+            self._send(events, wait)
         except Exception:  # the one guard around telemetry: its failure must not end a run
             log.warning("could not deliver %d events", len(events), exc_info=True)
 

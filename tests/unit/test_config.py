@@ -74,28 +74,42 @@ def test_r10_a_plain_name_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule", "fix"),
+    ("settings", "where", "value", "rule", "fix"),
     [
-        ({"epochs": 1, "steps": 2}, "epochs or steps, not both", "leave one of them out"),
+        (
+            {"epochs": 1, "steps": 2},
+            "run.steps",
+            "2, and run.epochs = 1",
+            "epochs or steps, not both",
+            "leave one of them out",
+        ),
         (
             {"workers": "1:4", "logical_workers": 2},
-            "at most logical_workers = 2 workers, since each needs a share of the batch",
-            "raise logical_workers to 4, or lower workers",
+            "run.workers",
+            "1:4",
+            "at most run.logical_workers = 2 workers, since each needs a share of the batch",
+            "raise run.logical_workers to 4, or lower run.workers",
         ),
         (
             {"workers": 4, "global_batch": 3},
-            "global_batch = 3 holds at least one row for each of 4 logical workers",
-            "raise global_batch to 4, or lower logical_workers",
+            "run.global_batch",
+            "3",
+            "at least one row for each of 4 logical workers",
+            "raise run.global_batch to 4, or lower run.logical_workers or run.workers",
         ),
         (
             {"logical_workers": 100},
-            "global_batch = 64 holds at least one row for each of 100 logical workers",
-            "raise global_batch to 100, or lower logical_workers",
+            "run.global_batch",
+            "64",
+            "at least one row for each of 100 logical workers",
+            "raise run.global_batch to 100, or lower run.logical_workers or run.workers",
         ),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], rule: str, fix: str) -> None:
-    assert parts(error_of(**settings)) == ("run", "settings that do not fit together", rule, fix)
+def test_settings_that_do_not_fit_together_are_refused(
+    settings: dict[str, Any], where: str, value: str, rule: str, fix: str
+) -> None:
+    assert parts(error_of(**settings)) == (where, value, rule, fix)
 
 
 POSITIVE = [
@@ -108,7 +122,7 @@ POSITIVE = [
 @pytest.mark.parametrize("setting", POSITIVE)
 @pytest.mark.parametrize("value", [0, -1])
 def test_what_must_be_positive_is_refused_at_zero_with_its_meaning(setting: str, value: int) -> None:
-    meaning = f"run.{setting}: {RunConfig.model_fields[setting].description}"
+    meaning = f"give another value; it means: {RunConfig.model_fields[setting].description}"
     assert parts(error_of(**{setting: value})) == (
         f"run.{setting}",
         str(value),

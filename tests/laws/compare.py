@@ -1,0 +1,53 @@
+"""How the laws compare a run with the plain loop."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.config import RunConfig
+from raytrain.launch.work import schedule
+from raytrain.rundir import RunDir
+from tests.laws import plain
+from tests.support.tasks import NUM_ROWS, TASKS
+
+RELATIVE = 1e-6
+NUM_LOGICAL = 4
+
+
+def settings(**more: Any) -> RunConfig:
+    defaults = {"name": "run", "workers": (1, 4), "logical_workers": NUM_LOGICAL, "global_batch": 16, "epochs": 3, "seed": 5}
+    return RunConfig(**defaults | {"audit": True, "clip_norm": 1.0, "cpus_per_worker": 0.5} | more)
+
+
+@cache
+def by_hand(kind: str, config: RunConfig) -> plain.Plain:
+    """The plain loop on the rows of the plan."""
+    task = TASKS[kind]
+    work = schedule(task, config)
+    rows = [[work.train.rows(step, logical) for logical in range(NUM_LOGICAL)] for step in range(work.num_steps)]
+    columns = work.sources["train"].take(np.arange(NUM_ROWS))
+    return plain.train(task, columns, rows, config.seed, config.clip_norm)
+
+
+def final_weights(run_dir: RunDir) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(run_dir)
+    newest = store.newest_verified()
+    assert newest is not None
+    return dict(safetensors.torch.load(store.read(newest, "model.safetensors")))
+
+
+def assert_same(run_dir: RunDir, steps: dict[int, Any], expected: plain.Plain) -> None:
+    """Losses of all steps, learning rates and final weights agree."""
+    assert list(steps) == list(range(len(expected.losses)))
+    np.testing.assert_allclose([record.loss for record in steps.values()], expected.losses, rtol=RELATIVE)
+    np.testing.assert_allclose([record.learning_rate for record in steps.values()], expected.learning_rates, rtol=1e-12)
+    for name, weights in final_weights(run_dir).items():
+        scale = float(expected.model[name].double().abs().max())
+        difference = float((weights.double() - expected.model[name].double()).abs().max())
+        assert difference <= RELATIVE * scale, f"{name} differs by {difference / scale:.1e}"

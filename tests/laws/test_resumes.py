@@ -1,0 +1,54 @@
+"""P4, P5: a run that is killed whole and started again, with other workers, is the uninterrupted one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raytrain.config import RunConfig
+from raytrain.events.kinds import StateRestored
+from raytrain.events.log import read
+from raytrain.report.audit import audit
+from tests.laws.compare import assert_same, by_hand, settings
+from tests.support.local import Kill, LocalRun, Plot
+from tests.support.tasks import TASKS
+
+
+def frequent(config: RunConfig) -> RunConfig:
+    """The same result with a checkpoint every 3 steps."""
+    return RunConfig(**config.model_dump() | {"checkpoint_every": 3})
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", TASKS)
+def test_r1_r9_two_resumes_inside_one_epoch_with_other_workers_change_nothing(kind: str, tmp_path: Path) -> None:
+    config = frequent(settings())
+    for plot in (Plot(2, abandon=5), Plot(3, abandon=11), Plot(1)):
+        run = LocalRun(TASKS[kind], config, tmp_path, plot)
+        steps = run.run()
+    assert_same(run.run_dir, steps, by_hand(kind, settings()))
+    report = audit(run.run_dir)
+    assert report.passed, report.lines()
+    restored = [event.step for event in read(run.run_dir) if isinstance(event, StateRestored)]
+    assert len(restored) == 3
+    assert 0 < restored[1] <= restored[2] < 13
+
+
+@pytest.mark.timeout(120)
+def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    deaths = [Kill("w0", "before commit", 17), Kill("w1", "before commit", 17)]
+    run = LocalRun(TASKS["dropout"], frequent(settings()), tmp_path, Plot(2, kills=deaths))
+    steps = run.run()
+    assert_same(run.run_dir, steps, by_hand("dropout", settings()))
+    restored = [event.step for event in read(run.run_dir) if isinstance(event, StateRestored)]
+    assert restored in ([0, 15], [0, 12])  # step 15 may still have been on its way to storage
+
+
+@pytest.mark.timeout(120)
+def test_a_leader_that_dies_before_its_last_checkpoint_is_on_storage_leaves_it_to_a_peer(tmp_path: Path) -> None:
+    plot = replace(Plot(2), kills=[Kill("w0", "while saving", 39)], replace=False)
+    run = LocalRun(TASKS["dropout"], settings(), tmp_path, plot)
+    steps = run.run()
+    assert_same(run.run_dir, steps, by_hand("dropout", settings()))

@@ -1,0 +1,74 @@
+"""Small tasks for the laws: each has one of the things that make results depend on workers elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import raytrain
+
+NUM_ROWS, NUM_VALID, WIDTH = 203, 37, 12
+
+
+class Regression(raytrain.Task):
+    """A small net on made data; rows are numbered in the column `row`."""
+
+    lr: float = 0.05
+
+    def data(self) -> dict[str, Any]:
+        generator = np.random.Generator(np.random.PCG64(7))
+        values = generator.standard_normal((NUM_ROWS + NUM_VALID, WIDTH)).astype(np.float32)
+        target = np.sin(values[:, :1] * 2) + values[:, 1:2] * values[:, 2:3]
+        length = generator.integers(1, 9, NUM_ROWS + NUM_VALID)
+        columns = {"x": values, "y": target, "length": length, "row": np.arange(len(values))}
+        return {
+            "train": raytrain.arrays(**{name: column[:NUM_ROWS] for name, column in columns.items()}),
+            "valid": raytrain.arrays(**{name: column[NUM_ROWS:] for name, column in columns.items()}),
+        }
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 24), nn.Tanh(), nn.Linear(24, 1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return (model(batch["x"]) - batch["y"]).pow(2).sum(1)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"mae": F.l1_loss(model(batch["x"]), batch["y"])}
+
+
+class WithDropout(Regression):
+    """Random numbers in the forward pass, and an optimizer with a state of its own."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=self.lr / 10)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+
+
+class WithBatchNorm(Regression):
+    """Buffers that the forward pass updates."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 1))
+
+
+class WithTokenWeights(Regression):
+    """A loss per token: the weights of rows differ."""
+
+    def loss(self, model: nn.Module, batch: Any) -> raytrain.Loss:
+        each = (model(batch["x"]) - batch["y"]).pow(2).sum(1)
+        return raytrain.Loss((each * batch["length"]).sum(), batch["length"].sum())
+
+
+TASKS = {"dropout": WithDropout(), "batch norm": WithBatchNorm(lr=0.02), "token weights": WithTokenWeights()}
