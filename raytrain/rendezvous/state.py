@@ -111,7 +111,7 @@ class Rendezvous:
         ranks = {member.worker: rank for rank, member in enumerate(self.generation.members)}
         members = sorted(
             (entrant for entrant, _ in self.waiting.values()),
-            key=lambda e: (-e.step, ranks.get(e.worker, len(ranks)), self.waiting[e.worker][1], e.worker),
+            key=lambda e: (-e.step, ranks.get(e.worker, len(ranks)), len(e.worker), e.worker),
         )
         self.generation = Generation(self.generation.number + 1, tuple(members), self._cause())
         self.living = {member.worker for member in members}

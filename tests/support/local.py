@@ -100,6 +100,8 @@ class LocalRun:
         try:
             self._until_over()
         finally:
+            with self._lock:
+                self._state.closed = True  # nobody is replaced any more
             for child in self._children.values():
                 child.process.kill()
                 child.process.join()
