@@ -95,7 +95,9 @@ def show_table(title: str, header: list[str], rows: list[list[str]], out: Callab
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     out(title)
     for line in [header, ["-" * width for width in widths], *rows]:
-        first, *rest = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))]
+        first, *rest = [
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))
+        ]
         out("  ".join([first, *rest]))
 
 

@@ -16,7 +16,14 @@ from raytrain.elastic.internals import RayTrainWorker, Worker, bundle_to_remote_
 
 
 class JoinFailed(Exception):
-    """The process of a joiner died before its training function ran."""
+    """The process of a joiner died before its training function ran; `preempted` if its node was taken away."""
+
+    def __init__(self, message: str, preempted: bool) -> None:
+        super().__init__(message, preempted)
+        self.preempted = preempted
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Joiner:
@@ -68,7 +75,7 @@ class Joiner:
         try:
             metadata, *_ = ray.get(self._started)
         except RayActorError as error:
-            raise JoinFailed(str(error)) from error
+            raise JoinFailed(str(error), getattr(error, "preempted", False)) from error
         return Worker(self._actor, metadata, self._resources)
 
     def let_go(self) -> None:

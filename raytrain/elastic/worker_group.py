@@ -31,6 +31,8 @@ from raytrain.errors import ResourceError, WorkersLostError
 from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLost, WorkerStarting
 
 WAIT_BEFORE_TELLING_S = 5.0
+SILENT_S = 120.0
+"""A worker whose process has not answered for so long is lost; Ray Train would give it 600 s."""
 
 
 class _NoPlacementGroup(PlacementGroupHandle):
@@ -67,6 +69,8 @@ class ElasticWorkerGroup(WorkerGroup):
         self._running: list[Joiner] = []
         """The joiner of each worker of the group, in the same order: it knows its placement group and serial."""
         self._num_asked = 0
+        self._worker_health_check_timeout_s = SILENT_S
+        self._had_enough = False
         self._too_few_since = time.monotonic()
         self._told_waiting = False
 
@@ -122,8 +126,8 @@ class ElasticWorkerGroup(WorkerGroup):
                 worker = joiner.poll()
             except JoinFailed as error:
                 self._joiners.remove(joiner)
-                self._tell_lost(joiner, None, str(error))
                 joiner.let_go()
+                self._bear_loss(joiner, None, error)
                 continue
             if worker is not None:
                 self._joiners.remove(joiner)
@@ -159,11 +163,17 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _lose(self, rank: int, error: BaseException | None) -> None:
         joiner, worker = self._running[rank], self.get_workers()[rank]
-        self._wiring.rendezvous.lose.remote(worker_name(joiner.serial))
         cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
-        self._tell_lost(joiner, worker, str(cause).strip().splitlines()[0])
         ray.kill(worker.actor)
         remove_placement_group(joiner.placement_group)
+        self._bear_loss(joiner, worker, cause)
+
+    def _bear_loss(self, joiner: Joiner, worker: Worker | None, cause: BaseException | None) -> None:
+        """Tells everybody; raises WorkersLostError if that was one too many. Preemptions do not count."""
+        self._wiring.rendezvous.lose.remote(worker_name(joiner.serial))
+        self._tell_lost(joiner, worker, (str(cause).strip() or type(cause).__name__).splitlines()[0])
+        if getattr(cause, "preempted", False):
+            return
         finished = ray.get(self._wiring.sink.finished_steps.remote())
         if not self._budget.lose(finished):
             raise WorkersLostError(
@@ -197,7 +207,8 @@ class ElasticWorkerGroup(WorkerGroup):
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
 
     def _check_enough(self) -> None:
-        """Too few workers: says so after a while, and gives up if there never were enough."""
+        """Too few workers: says so after a while, and gives up if there never were enough, or none is left."""
+        self._had_enough |= len(self._running) >= self._wiring.min_workers
         placed = len(self._running) + sum(joiner.is_placed for joiner in self._joiners)
         if placed >= self._wiring.min_workers:
             self._too_few_since, self._told_waiting = time.monotonic(), False
@@ -208,7 +219,7 @@ class ElasticWorkerGroup(WorkerGroup):
         if waited_s > WAIT_BEFORE_TELLING_S and not self._told_waiting:
             self._told_waiting = True
             self._tell(WaitingForWorkers(have=placed, need=self._wiring.min_workers, reason=reason))
-        if waited_s > self._wiring.start_timeout_s and not self._running:
+        if waited_s > self._wiring.start_timeout_s and not (self._running and self._had_enough):
             raise ResourceError(
                 "run.workers",
                 f"at least {self._wiring.min_workers} workers; {placed} could be placed in {waited_s:.0f} s",

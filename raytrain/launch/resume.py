@@ -23,6 +23,9 @@ from raytrain.task import Task
 RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
 """Settings that alter the result besides those that are in the plan."""
 
+PLAN_NAMES = {"num_rows": "rows of train", "chunk_rows": "chunks of train", "num_logical": "run.logical_workers"}
+"""What a user calls the parts of a plan; the others are settings of the same name."""
+
 
 def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
     """The content of run.json: everything that the result depends on, and with which versions it was made."""
@@ -103,7 +106,7 @@ def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, 
     if before is not None and (differences := list_differences(before, facts, can_extend)):
         raise ResumeError(
             f"run {run_dir.path}",
-            "; ".join(differences),
+            "\n         ".join(differences),
             "a run goes on with the settings and data that its result depends on",
             "set them back, or choose another run.name",
         )
@@ -112,9 +115,10 @@ def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, 
 def list_differences(before: dict[str, Any], now: dict[str, Any], can_extend: bool) -> list[str]:
     """What alters the result and differs, as "name: before -> now"."""
     parts = [
-        ("task", before["task"], now["task"]),
+        ("task", before["task"]["name"], now["task"]["name"]),
+        ("task", before["task"]["fields"], now["task"]["fields"]),
         ("data", before["data"], now["data"]),
-        ("plan", before["plan"], now["plan"]),
+        *((PLAN_NAMES.get(name, f"run.{name}"), before["plan"].get(name), now["plan"][name]) for name in now["plan"]),
         *(("run." + name, before["run"].get(name), now["run"].get(name)) for name in RESULT_SETTINGS),
     ]
     longer = can_extend and now["num_steps"] > before["num_steps"]

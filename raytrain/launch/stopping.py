@@ -31,6 +31,12 @@ class StopWish:
         """Seconds since the first signal; 0 before."""
         return self._clock() - self._since if self.signal else 0.0
 
+    def listen(self) -> None:
+        """Takes SIGINT and SIGTERM over, also again from whoever took them since; only the main thread can."""
+        if _is_main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.on_signal)
+
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first signal is a wish; a second one ends the run where it stands, as a KeyboardInterrupt."""
         if self.signal is not None:
@@ -42,7 +48,8 @@ class StopWish:
 def listen() -> Iterator[StopWish]:
     """Listens to SIGINT and SIGTERM for as long as the block lasts; only the main thread can."""
     wish = StopWish()
-    with _handled(wish.on_signal, signal.SIGINT, signal.SIGTERM):
+    with _put_back(signal.SIGINT, signal.SIGTERM):
+        wish.listen()
         yield wish
 
 
@@ -53,18 +60,22 @@ def exit_on_sigterm() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    with _handled(leave, signal.SIGTERM):
+    with _put_back(signal.SIGTERM):
+        if _is_main_thread():
+            signal.signal(signal.SIGTERM, leave)
         yield
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
+def _put_back(*numbers: int) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        if _is_main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -86,17 +86,19 @@ class Trainer:
         """Trains on Ray, and tells how it ended: "completed" or "stopped"."""
         run_dir = self.run_dir
         viewer.say("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
-        with cluster.connected(), _actors(config) as (sink, rendezvous):
+        with cluster.connected():
+            wish.listen()  # `ray.init` has a handler of its own for SIGTERM
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))
             storage.check_shared(run_dir, config.storage)
             run_dir.write_json(facts, RUN)
             CheckpointStore(run_dir).delete_incomplete()
-            watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
-            ray.get(sink.append.remote([_run_started(config, work, run_dir)]))
-            viewer.say("starting workers", time.time())
-            with _scratch_directory() as scratch:
-                trainer = _ray_trainer(self._order(config, work, accelerator), sink, rendezvous, scratch, watch)
+            order = self._order(config, work, accelerator)
+            with _actors(config) as (sink, rendezvous), _scratch_directory() as scratch:
+                watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
+                ray.get(sink.append.remote([_run_started(config, work, run_dir)]))
+                viewer.say("starting workers", time.time())
+                trainer = _ray_trainer(order, sink, rendezvous, scratch, watch)
                 return _run(trainer, run_dir, work.num_steps, sink, watch)
 
     def _order(self, config: RunConfig, work: Schedule, accelerator: str) -> Work:

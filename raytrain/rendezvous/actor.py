@@ -10,9 +10,10 @@ import asyncio
 import time
 from typing import Any
 
+import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from raytrain.rendezvous.state import Entrant, Generation, Rendezvous
+from raytrain.rendezvous.state import NOBODY, Entrant, Generation, Rendezvous
 
 CHECK_EVERY_S = 0.02
 ASK_AT_LEAST_EVERY_S = 0.5
@@ -20,10 +21,15 @@ WATCH_S = 10.0
 
 
 class RendezvousActor:
-    """Runs as an asyncio actor, so that any number of workers can wait in it."""
+    """Runs as an asyncio actor, so that any number of workers can wait in it.
 
-    def __init__(self, min_workers: int) -> None:
-        self._state = Rendezvous(min_workers)
+    Args:
+        min_workers: the smallest generation.
+        patience_s: how long members wait at the door for one that lives but does not come, before it is killed.
+    """
+
+    def __init__(self, min_workers: int, patience_s: float = 60.0) -> None:
+        self._state = Rendezvous(min_workers, patience_s=patience_s)
         self._handles: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._asking: asyncio.Task[None] | None = None
@@ -39,22 +45,25 @@ class RendezvousActor:
             self._changed.notify_all()
 
     async def enter(self, entrant: Entrant, handle: Any) -> Generation | None:
-        """Blocks until a generation with this worker forms; None when the run is over."""
-        before = self._state.generation.number
+        """Blocks until a generation with this worker forms; None when the run is over.
+
+        Returns NOBODY if the worker was taken for dead while it waited. Nobody enters again in its name, since the call of a
+        worker that is really dead waits here like any other.
+        """
         async with self._changed:
             self._handles[entrant.worker] = handle
             self._state.enter(entrant, time.monotonic())
             self._changed.notify_all()
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask_around())
-            while self._state.generation.number == before and not self._state.closed:
+            while self._state.is_waiting(entrant) and not self._state.closed:
                 if self._state.form(time.monotonic()) is None:
                     await self._wait(CHECK_EVERY_S)
                 else:
                     self._changed.notify_all()
             if self._state.closed:
                 return None
-            return self._state.generation
+            return self._state.generation if entrant in self._state.generation.members else NOBODY
 
     async def watch(self, generation: int) -> tuple[bool, bool]:
         """Blocks, for some seconds at most, until members of `generation` should come to the door or stop.
@@ -96,6 +105,9 @@ class RendezvousActor:
             for worker, alive in zip(workers, answers, strict=True):
                 if not alive:
                     await self.lose(worker)
+            for worker in self._state.overdue(time.monotonic()):
+                ray.kill(self._handles[worker])  # the controller finds it dead, and replaces it
+                await self.lose(worker)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, ASK_AT_LEAST_EVERY_S)
 

@@ -30,8 +30,10 @@ class RayRendezvousClient:
         self._handle = ray.get_runtime_context().current_actor
 
     def enter(self, entrant: Entrant) -> Generation | None:
-        generation: Generation | None = ray.get(self._actor.enter.remote(entrant, self._handle))
-        return generation
+        while True:
+            generation: Generation | None = ray.get(self._actor.enter.remote(entrant, self._handle))
+            if generation is None or generation.has(entrant.worker):
+                return generation
 
     def watch(self, generation: int) -> tuple[bool, bool]:
         newcomers, stop = ray.get(self._actor.watch.remote(generation))

@@ -41,8 +41,15 @@ class Generation:
     cause: str
     """"start", "loss" or "join"."""
 
+    def has(self, worker: str) -> bool:
+        return any(member.worker == worker for member in self.members)
+
     def rank_of(self, worker: str) -> int:
         return [member.worker for member in self.members].index(worker)
+
+
+NOBODY = Generation(0, (), "")
+"""The answer to a worker that was taken for dead while it waited: it may enter again."""
 
 
 @dataclass
@@ -52,10 +59,12 @@ class Rendezvous:
     Args:
         min_workers: the smallest generation.
         settle_s: how long arrivals are collected, while more workers are known to be starting, before they are let in.
+        patience_s: how long members wait at the door for one that lives but does not come.
     """
 
     min_workers: int
     settle_s: float = 1.0
+    patience_s: float = 60.0
     generation: Generation = field(default_factory=lambda: Generation(0, (), "start"))
     waiting: dict[str, tuple[Entrant, float]] = field(default_factory=dict)
     """Entrants with their times of arrival in seconds."""
@@ -86,6 +95,11 @@ class Rendezvous:
     def missing(self) -> set[str]:
         """Members that have not entered again."""
         return self.living - self.waiting.keys()
+
+    def overdue(self, now: float) -> set[str]:
+        """Members that others have waited for too long: stopped, cut off, or stuck. They should be killed, and lost."""
+        arrivals = [self.waiting[worker][1] for worker in self.living & self.waiting.keys()]
+        return self.missing if arrivals and now - min(arrivals) >= self.patience_s else set()
 
     @property
     def to_ask(self) -> list[str]:

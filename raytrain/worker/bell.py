@@ -7,6 +7,9 @@ import threading
 from raytrain.rendezvous.client import RendezvousClient
 from raytrain.worker.step import Signals
 
+PAUSE_S = 0.05
+"""Between two questions, which the rendezvous answers at once if the generation is not the latest one any more."""
+
 
 class Bell:
     """Watches the rendezvous for one generation."""
@@ -26,3 +29,4 @@ class Bell:
             self.signals = Signals(newcomers, stop)
             if newcomers or stop:
                 return
+            self._closed.wait(PAUSE_S)

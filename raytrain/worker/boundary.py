@@ -40,14 +40,14 @@ class BoundaryDuties:
     def at_boundary(self, state: TrainState, is_last: bool = False) -> None:
         """Evaluates and saves what is due and not done yet; `is_last` makes a checkpoint due."""
         config, per_epoch, num_steps = self._around.config, self._around.plan.steps_per_epoch, self._around.num_steps
-        is_best = False
         names = [name for name in self._around.sources if name != "train"]
         if (
             names
             and is_due(state.step, config.eval_every or per_epoch, num_steps)
             and state.boundary.evaluated != state.step
         ):
-            is_best = self._evaluate(state, names)
+            self._evaluate(state, names)
+        is_best = state.boundary.best_step == state.step  # also if an earlier leader found it and did not live to save it
         if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
             self._save(state)
 
@@ -65,7 +65,7 @@ class BoundaryDuties:
         if self._group.leads and self._saver.last_error is not None:
             raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
 
-    def _evaluate(self, state: TrainState, names: list[str]) -> bool:
+    def _evaluate(self, state: TrainState, names: list[str]) -> None:
         started, config = time.monotonic(), self._around.config
         metrics: dict[str, float] = {}
         for name in names:
@@ -73,14 +73,14 @@ class BoundaryDuties:
         before = state.boundary
         score = metrics.get(config.best.partition(":")[2])
         is_best = is_better(score, before.best_score, config.best)
-        state.boundary = Boundary(state.step, score if is_best else before.best_score, metrics)
+        best = (score, state.step) if is_best else (before.best_score, before.best_step)
+        state.boundary = Boundary(state.step, *best, metrics)
         if self._group.leads:
             rows = sum(self._around.sources[name].num_rows for name in names)
             seconds = time.monotonic() - started
             self._around.telemetry.emit(
                 EvaluationDone(step=state.step, metrics=metrics, rows=rows, seconds=seconds, is_best=is_best)
             )
-        return is_best
 
     def _save(self, state: TrainState) -> None:
         """Hands the state to the saver, unless it, or the leader before this one, has saved this step already."""

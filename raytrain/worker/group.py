@@ -96,8 +96,9 @@ def form(generation: Generation, worker: str, store: TCPStore, device: torch.dev
                 store=PrefixStore(f"generation-{generation.number}", store),
                 rank=rank,
                 world_size=len(generation.members),
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=min(timeout_s, FORMING_TIMEOUT_S)),
             )
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
             yield Group(generation, rank, device)
         finally:
             if dist.is_initialized():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from raytrain.data.source import Columns
 from raytrain.errors import RaytrainError, TaskError
 from raytrain.task import Loss, Task
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @contextmanager
@@ -51,16 +52,34 @@ def as_sum(answer: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[t
         TaskError: the answer has another form.
     """
     if isinstance(answer, Loss):
-        return answer.sum, answer.weight
-    if isinstance(answer, float | int | np.number):
-        answer = torch.tensor(float(answer), dtype=torch.float64)
-    if isinstance(answer, torch.Tensor):
-        if answer.ndim == 0:
-            return answer * rows, rows
-        if answer.shape == (rows,):
-            return answer.sum(), rows
-    got = f"shape {tuple(answer.shape)}" if isinstance(answer, torch.Tensor) else type(answer).__name__
-    raise TaskError(f"{name} returned {got} for {rows} rows; it returns a tensor of shape [rows], a scalar, or Loss", name)
+        total, weight = _scalar(answer.sum), _scalar(answer.weight)
+        if total is not None and weight is not None:
+            return total, weight.detach()
+        got = f"Loss({_form(answer.sum)}, {_form(answer.weight)})"
+        raise TaskError(f"{name} returned {got}; the sum and the weight of a Loss are numbers or scalar tensors", name)
+    mean = _scalar(answer)
+    if mean is not None:
+        return mean * rows, rows
+    if isinstance(answer, torch.Tensor) and answer.shape == (rows,):
+        return _at_least_single(answer).sum(), rows
+    rule = "it returns a tensor of shape [rows], a scalar, or Loss"
+    raise TaskError(f"{name} returned {_form(answer)} for {rows} rows; {rule}", name)
+
+
+def _scalar(value: object) -> torch.Tensor | None:
+    """A number or scalar tensor as a tensor of shape []; None for anything else."""
+    if isinstance(value, float | int | np.number | np.bool_):
+        return torch.tensor(float(value), dtype=torch.float64)
+    return _at_least_single(value) if isinstance(value, torch.Tensor) and value.ndim == 0 else None
+
+
+def _at_least_single(values: torch.Tensor) -> torch.Tensor:
+    """Half precision is widened: a sum over some hundred rows would keep two digits of it."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def _form(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def own_transform(task: Task) -> Callable[[Columns], Columns] | None:

@@ -49,7 +49,7 @@ def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
     state.step = restore(files, state.model, state.optimizer, state.scheduler)
     metrics = dict(checkpoint.manifest.metrics)
-    state.boundary = Boundary(state.step if metrics else NO_STATE, _best_score(store, best), metrics)
+    state.boundary = Boundary(state.step if metrics else NO_STATE, _best_score(store, best), metrics=metrics)
     return checkpoint.name
 
 

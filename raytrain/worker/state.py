@@ -14,7 +14,7 @@ import torch
 
 from raytrain.checkpoint.state import Snapshot, restore_bytes, snapshot
 from raytrain.config import RunConfig
-from raytrain.errors import InternalError
+from raytrain.errors import ConfigError, InternalError, TaskError
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.task import Task
 from raytrain.worker.group import Group
@@ -28,6 +28,8 @@ class Boundary:
     evaluated: int = NO_STATE
     """Finished steps at the last evaluation."""
     best_score: float | None = None
+    best_step: int = NO_STATE
+    """Finished steps at the best evaluation of this run."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""
 
@@ -51,34 +53,55 @@ class TrainState:
 
 
 def build_state(task: Task, config: RunConfig, num_steps: int, device: torch.device) -> TrainState:
-    """The initial state, the same on every worker since it depends on the seed alone; its step is NO_STATE."""
+    """The initial state, the same on every worker since it depends on the seed alone; its step is NO_STATE.
+
+    Raises:
+        TaskError: a hook raised, or returned something else.
+        ConfigError: the model has nothing to train.
+    """
     seed_everything(config.seed)
     with user_code("model"):
-        model = task.model().to(device)
+        model = task.model()
+    _check_kind("model", model, torch.nn.Module)
+    model = model.to(device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        rule = "has a parameter with requires_grad, since there is nothing to train otherwise"
+        raise ConfigError(f"{type(task).__name__}.model", "no parameter that is trained", rule, "unfreeze a parameter")
     with user_code("optimizer"):
         optimizer = task.optimizer(model)
+    _check_kind("optimizer", optimizer, torch.optim.Optimizer)
     with user_code("scheduler"):
         scheduler = task.scheduler(optimizer, num_steps)
     return TrainState(model, optimizer, scheduler)
 
 
+def _check_kind(hook: str, answer: object, kind: type) -> None:
+    if not isinstance(answer, kind):
+        raise TaskError(f"{hook} returned {type(answer).__name__}; it returns a {kind.__module__}.{kind.__name__}", hook)
+
+
 def synchronise(state: TrainState, group: Group) -> None:
     """Gives every rank the leader's state, and proves that they are equal afterwards.
 
-    Nothing is sent where all ranks are at the same step already, as after the loss of a peer.
+    Nothing is sent where all ranks have the same state already, as after the loss of a peer. Ranks at the same step can
+    differ in last bits: one that was left out, alive but out of reach, has taken its last step in another group.
 
     Raises:
         InternalError: the states of two ranks differ after that.
     """
-    steps = group.gather(state.step)
-    if any(step != steps[0] for step in steps):
+    boundary = group.share(state.boundary)
+    if not _agree(group, (state.step, digest(state))):
         data = group.share(state.snapshot().to_bytes() if group.leads else None)
         if not group.leads:
             state.step = restore_bytes(data, state.model, state.optimizer, state.scheduler)
-    state.boundary = group.share(state.boundary)
-    digests = group.gather(digest(state))
-    if any(other != digests[0] for other in digests):
-        raise InternalError(f"ranks differ after step {state.step} was handed over: {digests}")
+        if not _agree(group, digest(state)):
+            raise InternalError(f"ranks differ after step {state.step} was handed over")
+    state.boundary = boundary
+
+
+def _agree(group: Group, value: object) -> bool:
+    values = group.gather(value)
+    return all(other == values[0] for other in values)
 
 
 def digest(state: TrainState) -> tuple[int, int]:

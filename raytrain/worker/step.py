@@ -8,6 +8,7 @@ no collective stands in the way, so weights, optimizer, scheduler and step numbe
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raytrain.config import RunConfig
 from raytrain.data.batch import MicroBatch
+from raytrain.errors import TaskError
 from raytrain.task import Task
 from raytrain.worker.buffers import StepBuffers
-from raytrain.worker.group import Group
+from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
 from raytrain.worker.state import TrainState
 
@@ -63,8 +65,21 @@ class Replica(DistributedDataParallel):
         with warnings.catch_warnings():  # the name of this argument changes between the versions of torch that we allow
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             super().__init__(
-                _Idle(model), broadcast_buffers=False, init_sync=False, find_unused_parameters=find_unused_parameters
+                _Idle(model, find_unused_parameters),
+                broadcast_buffers=False,
+                init_sync=False,
+                find_unused_parameters=find_unused_parameters,
             )
+        self.num_calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_calls += 1
+        return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """DDP's only collective in a forward pass, the agreement on its buckets in a group's second step, is here."""
+        with peer_loss():
+            return super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -75,16 +90,20 @@ class Replica(DistributedDataParallel):
 
 
 class _Idle(torch.nn.Module):
-    """The model, or, for a rank without rows, a zero that depends on every parameter."""
+    """The model, or, for a rank without rows, a zero that depends on every parameter.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    Where parameters may be unused it depends on one only: a parameter that no rank uses must stay without a gradient, since
+    a gradient of zero would let an optimizer decay it, but only with so many workers that one of them is idle.
+    """
+
+    def __init__(self, model: torch.nn.Module, may_be_unused: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._may_be_unused = model, may_be_unused
 
     def forward(self, *args: Any, idle: bool = False, **kwargs: Any) -> Any:
         if not idle:
             return self.model(*args, **kwargs)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
+        trained = [p for p in self.model.parameters() if p.requires_grad][: 1 if self._may_be_unused else None]
         return torch.stack([(p.reshape(-1)[:1] * 0).sum() for p in trained]).sum()
 
 
@@ -139,7 +158,7 @@ class Stepper:
         scale = self._group.size / planned_rows  # DDP divides by the number of ranks
         work: dist.Work | None = None
         for logical, micro, is_first, is_last, is_final in _passes_of(shares):
-            self._replica.require_backward_grad_sync = is_final
+            self._replica.require_backward_grad_sync, self._replica.num_calls = is_final, 0
             if is_first:
                 seed_everything(self._config.seed, step, logical)
                 self._buffers.rewind()
@@ -147,6 +166,7 @@ class Stepper:
             vector[0] += loss.detach().double()
             vector[1] += weight.detach().double() if isinstance(weight, torch.Tensor) else weight
             if is_final:
+                self._check_called()
                 work = self._group.start_sum(vector)
             self._backward(loss * scale)
             if is_last:
@@ -155,6 +175,7 @@ class Stepper:
             self._replica.require_backward_grad_sync = True
             work = self._group.start_sum(vector)
             self._backward(self._replica(idle=True))
+        self._check_reduced()
         work.wait()
         return vector.tolist()
 
@@ -166,7 +187,20 @@ class Stepper:
             return as_sum(self._task.loss(self._replica, batch), len(micro.rows), "loss")
 
     def _backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        with user_code(f"the backward pass at step {self._state.step} on rank {self._group.rank}"), peer_loss():
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _check_called(self) -> None:
+        """Raises TaskError if the gradients of the last pass would not be reduced, so that the ranks would part."""
+        if not self._replica.num_calls:
+            raise TaskError("loss did not call the model; it calls model(...), not only the model's methods", "loss")
+
+    def _check_reduced(self) -> None:
+        """Raises TaskError if DDP still waits for the gradients of some parameters, so that the ranks would part."""
+        try:
+            self._replica._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise TaskError(_unused(self._state.model, str(error)), "loss") from None
 
     def _commit(self, totals: list[float], planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
         """From here on nothing can fail but the user's own optimizer or scheduler."""
@@ -175,10 +209,10 @@ class Stepper:
         gradients = [p.grad for p in self._trained if p.grad is not None]
         if weight != planned_rows and weight:
             torch._foreach_mul_(gradients, planned_rows / weight)
-        applied = math.isfinite(loss_sum)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        applied = math.isfinite(loss_sum) and math.isfinite(weight) and bool(norm.isfinite())
         if applied and config.clip_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._trained, config.clip_norm)
-            applied = bool(norm.isfinite())
+            torch.nn.utils.clip_grads_with_norm_(self._trained, config.clip_norm, norm)
         learning_rate = state.learning_rate
         if applied:
             with user_code(f"optimizer at step {state.step} on rank {self._group.rank}"):
@@ -198,3 +232,14 @@ def _passes_of(shares: Shares) -> Iterator[tuple[int, MicroBatch, bool, bool, bo
         for i, micro in enumerate(micros):
             is_last = i == len(micros) - 1
             yield logical, micro, i == 0, is_last, is_last and number == len(passes) - 1
+
+
+def _unused(model: torch.nn.Module, message: str) -> str:
+    """Names the parameters that got no gradient; DDP's message gives their numbers, by the order of trained parameters."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = re.search(r"did not receive grad for rank \d+: ((?:\d+ ?)+)", message)
+    unused = ", ".join(names[int(number)] for number in numbers[1].split()) if numbers else "some parameters"
+    return (
+        f"the loss does not depend on {unused}; every parameter that is trained takes part in the last pass of each step, "
+        "or run.find_unused_parameters is set (--run.find-unused-parameters)"
+    )

@@ -16,6 +16,8 @@ from raytrain.events.kinds import Event, StepsDone
 
 SEND_EVERY_S = 0.25
 KEEP_S = 60.0
+MAX_UNSENT = 20_000
+"""How many events wait while deliveries fail; older ones are given up."""
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class Telemetry:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._lock = threading.Lock()
+        self._delivery = threading.Lock()  # one delivery at a time, so that none overtakes another
         self._events: list[Event] = []
         self._records: deque[StepRecord] = deque()
         self._sent_below = 0
@@ -58,11 +61,13 @@ class Telemetry:
 
     def flush(self, wait: bool = False) -> None:
         """Sends what is there, in the order in which it happened; with `wait`, until it is in the run's log."""
-        with self._lock:
-            self._queue_records()
-            events, self._events = self._events, []
-        if events or wait:
-            self._deliver(events, wait)
+        with self._delivery:
+            with self._lock:
+                self._queue_records()
+                events, self._events = self._events, []
+            if (events or wait) and not self._deliver(events, wait):
+                with self._lock:
+                    self._events = [*events, *self._events][-MAX_UNSENT:]
 
     def close(self) -> None:
         self._closed.set()
@@ -74,7 +79,7 @@ class Telemetry:
         fresh = [r for r in self._records if r.step >= self._sent_below] if self._leads else []
         if fresh:
             self._sent_below = fresh[-1].step + 1
-            self._events.append(_as_event(fresh))
+            self._events.extend(map(_as_event, _stretches(fresh)))
 
     def _may_forget(self, record: StepRecord) -> bool:
         return not self._leads or record.step < self._sent_below
@@ -83,11 +88,23 @@ class Telemetry:
         while not self._closed.wait(SEND_EVERY_S):
             self.flush()
 
-    def _deliver(self, events: list[Event], wait: bool) -> None:
+    def _deliver(self, events: list[Event], wait: bool) -> bool:
         try:
             self._send(events, wait)
         except Exception:  # the one guard around telemetry: its failure must not end a run
-            log.warning("could not deliver %d events", len(events), exc_info=True)
+            log.warning("could not deliver %d events; they are sent again", len(events), exc_info=True)
+            return False
+        return True
+
+
+def _stretches(records: list[StepRecord]) -> list[list[StepRecord]]:
+    """Consecutive steps together: a worker that was out of the group for a while lacks the steps in between."""
+    stretches: list[list[StepRecord]] = []
+    for record in records:
+        if not stretches or record.step != stretches[-1][-1].step + 1:
+            stretches.append([])
+        stretches[-1].append(record)
+    return stretches
 
 
 def _as_event(records: list[StepRecord]) -> StepsDone:

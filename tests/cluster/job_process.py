@@ -29,7 +29,7 @@ class Line(raytrain.Task):
         return {"train": raytrain.arrays(x=x), "valid": raytrain.arrays(x=x[:4])}
 
     def model(self):
-        print(f"threads {torch.get_num_threads()}, NCCL_DEBUG {os.environ.get('NCCL_DEBUG')}, TOKEN {os.environ.get('TOKEN')}")
+        print("threads", torch.get_num_threads(), os.environ.get("NCCL_DEBUG"), os.environ.get("TOKEN"))
         return torch.nn.Linear(2, 1)
 
     def optimizer(self, model):

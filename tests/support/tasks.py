@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,3 +74,14 @@ class WithTokenWeights(Regression):
 
 
 TASKS = {"dropout": WithDropout(), "batch norm": WithBatchNorm(lr=0.02), "token weights": WithTokenWeights()}
+
+
+class Gated(WithDropout):
+    """Takes its time for as long as the file `gate` exists, so that a test can wait for what it wants to see."""
+
+    gate: str = ""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        if model.training and self.gate and Path(self.gate).exists():
+            time.sleep(0.15)
+        return super().loss(model, batch)
