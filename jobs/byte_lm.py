@@ -11,6 +11,7 @@ CPUs.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
@@ -19,11 +20,12 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-import raytrain
 import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
+
+import raytrain
 
 NUM_BYTES = 256
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
@@ -167,6 +169,7 @@ def write_split(directory: Path, text: bytes, context: int, num_files: int) -> N
     A row's last byte is the first one of the next row, so that each byte but the first is predicted once.
     """
     import ray.data
+    from ray.data import SaveMode
     from ray.data.datasource import FilenameProvider
 
     class NumberedFiles(FilenameProvider):
@@ -179,11 +182,15 @@ def write_split(directory: Path, text: bytes, context: int, num_files: int) -> N
     starts = range(0, len(text) - context, rows_per_file * context)
     parts = [{"text": text[start : start + rows_per_file * context + 1]} for start in starts]
     ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     rows = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
         cut_rows, batch_size=1, batch_format="pyarrow", fn_kwargs={"context": context}
     )
     rows.write_parquet(
-        os.fspath(directory), filename_provider=NumberedFiles(), arrow_parquet_args={"row_group_size": ROW_GROUP_ROWS}
+        os.fspath(directory),
+        mode=SaveMode.OVERWRITE,
+        filename_provider=NumberedFiles(),
+        row_group_size=ROW_GROUP_ROWS,
     )
 
 
@@ -197,11 +204,11 @@ def cut_rows(part: pa.Table, context: int) -> pa.Table:
 if __name__ == "__main__":
     raytrain.main(
         ByteLM,
-        steps=700,
+        steps=500,
         global_batch=32,
         workers=(1, 2),
         clip_norm=1.0,
-        eval_every=175,
-        checkpoint_every=175,
+        eval_every=125,
+        checkpoint_every=125,
         best="min:valid/bits_per_byte",
     )

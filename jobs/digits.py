@@ -10,11 +10,12 @@ trained on are right at the end, after some seconds of training on two CPUs.
 from __future__ import annotations
 
 import numpy as np
-import raytrain
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
+
+import raytrain
 
 
 class Digits(raytrain.Task):

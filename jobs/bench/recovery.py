@@ -22,6 +22,7 @@ the survivor for CPU; that is so on all sides.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -136,7 +137,7 @@ def judge(lines: list[StepLine], started: float, killed: float) -> Outcome:
     done = {line.step for line in before}
     late = {line.pid for line in lines} - {line.pid for line in before}
     by_rank = [line.finished for line in before if line.rank == 0]
-    steps_ms = [1000 * (b - a) for a, b in zip(by_rank, by_rank[1:])]
+    steps_ms = [1000 * (b - a) for a, b in itertools.pairwise(by_rank)]
     return Outcome(
         first_step_s=lines[0].finished - started,
         pause_s=first_new.finished - max(line.finished for line in before if line.step == height),

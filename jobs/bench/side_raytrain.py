@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import raytrain
 import workload
 from torch.nn import functional as F
+
+import raytrain
 
 
 class Bench(raytrain.Task):

@@ -94,11 +94,9 @@ def show_table(title: str, header: list[str], rows: list[list[str]], out: Callab
     """Writes a table with columns as wide as their widest cell."""
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     out(title)
-    for line in [header, ["-" * width for width in widths], *rows]:
-        first, *rest = [
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))
-        ]
-        out("  ".join([first, *rest]))
+    for first, *rest in [header, ["-" * width for width in widths], *rows]:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        out("  ".join(cells))
 
 
 def _write(directory: str, line: str) -> None:

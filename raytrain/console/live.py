@@ -16,15 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raytrain.console.words import begun_again, clock, printed_line, summary, with_note
+from raytrain.console.words import begun_again, clock, printed_line, summary, take, with_note
 from raytrain.events import kinds
-from raytrain.events.view import RunView, reduce
-from raytrain.events.words import format_logical, format_number
-from raytrain.units import format_count, format_seconds
+from raytrain.events.view import RunView
+from raytrain.events.words import count_of, format_logical, format_number
+from raytrain.units import format_bytes, format_count, format_seconds
 
 MAX_WIDTH = 100
 MAX_WORKERS = 5
-MAX_NOTES = 6
+MAX_NOTES = 5
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLORS = {"training": "green", "completed": "green", "failed": "red", "stopped": "yellow"}
 
@@ -45,7 +45,7 @@ class LiveViewer:
 
     def on_events(self, events: Sequence[kinds.Event]) -> None:
         for event in events:
-            self._view = reduce(self._view, event)
+            self._view = take(self._view, event)
             if isinstance(event, kinds.Printed):
                 self._print(event)
 
@@ -88,7 +88,9 @@ def render(view: RunView, width: int, now: float | None = None) -> RenderableTyp
         now: Unix time in seconds, from which the time since the start is counted; None leaves it out.
     """
     width = min(width, MAX_WIDTH)
-    parts = [_header(view, width, now), _progress(view, width), Text(), _numbers(view, width)]
+    parts = [_header(view, width, now)]
+    if view.run:
+        parts += [_progress(view, width), Text(), _numbers(view, width)]
     if view.members or view.starting:
         parts += [Text(), _workers(view, width)]
     if view.notes:
@@ -147,6 +149,11 @@ def _numbers(view: RunView, width: int) -> RenderableType:
                 Text.assemble((f"{metric} ", "dim"), format_number(value)) for metric, value in done.metrics.items()
             )
             grid.add_row(name, f"step {done.step}", metrics)
+    if view.checkpoint:
+        size = f"{format_bytes(view.checkpoint.size_bytes)}, pause {format_seconds(view.checkpoint.stall_s)}"
+        grid.add_row("saved", f"step {view.checkpoint.step}", size)
+    if view.num_skipped:
+        grid.add_row("skipped", count_of(view.num_skipped, "step"), "of which the loss or the gradient was not finite")
     return grid
 
 

@@ -10,14 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import TextIO
 
-from raytrain.console.words import begun_again, clock, printed_line, summary
+from raytrain.console.words import ROUTINE, begun_again, clock, printed_line, summary, take
 from raytrain.events import kinds
-from raytrain.events.view import RunView, reduce
+from raytrain.events.view import RunView
 from raytrain.events.words import count_of, describe, format_metrics, format_number
 from raytrain.units import format_count, format_seconds
-
-ROUTINE = (kinds.EvaluationDone, kinds.CheckpointSaved, kinds.StepSkipped)
-"""Events that may come in each second; they are told in the lines of progress."""
 
 
 class PlainViewer:
@@ -38,7 +35,7 @@ class PlainViewer:
 
     def on_events(self, events: Sequence[kinds.Event]) -> None:
         for event in events:
-            self._view = reduce(self._view, event)
+            self._view = take(self._view, event)
             if isinstance(event, kinds.Printed):
                 _write(self._err if event.stream == "stderr" else self._out, printed_line(event))
             elif isinstance(event, kinds.RunEnded):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from raytrain.events.kinds import EvaluationDone, Printed
-from raytrain.events.view import Note, RunView
+from raytrain.events.kinds import CheckpointSaved, EvaluationDone, Event, Printed, StepSkipped
+from raytrain.events.view import Note, RunView, reduce
 from raytrain.events.words import clean, count_of, format_metrics
 from raytrain.rundir import CHECKPOINTS
 from raytrain.units import format_seconds
+
+ROUTINE = (EvaluationDone, CheckpointSaved, StepSkipped)
+"""Events that may come in each second; the newest of each is shown among the numbers."""
 
 
 def printed_line(event: Printed) -> str:
@@ -28,6 +31,12 @@ def clock(unix_s: float) -> str:
 def begun_again(view: RunView) -> RunView:
     """What is known of a run that goes on, for a new start: how it ended before, and its workers, are past."""
     return replace(view, ended=None, members=(), lost=frozenset(), starting=(), waiting=None, recent=(), notes=())
+
+
+def take(view: RunView, event: Event) -> RunView:
+    """The view after one more event; routine ones leave no note, so that they do not push out the others."""
+    after = reduce(view, event)
+    return replace(after, notes=view.notes) if isinstance(event, ROUTINE) else after
 
 
 def with_note(view: RunView, text: str, now: float) -> RunView:
@@ -56,7 +65,7 @@ def summary(view: RunView) -> list[str]:
 def _cause(message: str) -> str:
     """One line; of a traceback, which is shown elsewhere, its last two: the exception, and who raised it."""
     lines = [clean(line).strip() for line in message.splitlines() if line.strip()]
-    return " · ".join(lines[-2:] if lines and lines[0].startswith("Traceback") else lines)
+    return " · ".join(lines[-2:] if any(line.startswith("Traceback") for line in lines) else lines)
 
 
 def _evaluation(done: EvaluationDone | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytrain.data.batch import to_array
+from raytrain.data.columns import to_array
 from raytrain.data.source import Columns
 from raytrain.errors import DataError
 

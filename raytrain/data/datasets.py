@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from raytrain.data.batch import to_array
+from raytrain.data.columns import is_tensor, to_array
 from raytrain.data.source import Columns
 from raytrain.errors import DataError
 
@@ -102,6 +101,6 @@ def dataset(map_style: MapStyle) -> DatasetSource:
 
 def _one(value: Any) -> Any:
     """A value with a first dimension of 1."""
-    if isinstance(value, torch.Tensor):
-        return value.unsqueeze(0)
-    return np.asarray(value)[None] if isinstance(value, (np.ndarray, np.generic)) else [value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)[None]
+    return value[None] if is_tensor(value) else [value]

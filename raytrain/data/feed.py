@@ -1,25 +1,31 @@
 """What does a worker train on in step s? Its micro-batches, step after step, ready when they are wanted.
 
-Joins the blocks that a reader delivers to the shares of the plan's steps. It chooses no rows: row numbers come with
-the blocks, from where the rows were read. Runs in the worker; `step` is called by the training thread only.
+Joins what a reader delivers to the shares of the plan's steps; transforms what was read directly. It chooses no rows:
+row numbers come with the data, from where they were read. Runs in the worker; `step` is called by the training thread
+only.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from raytrain.data.ahead import Ahead
-from raytrain.data.batch import MicroBatch, to_tensors
+from raytrain.data.batch import MicroBatch, rows_to_tensors, to_tensors
+from raytrain.data.columns import check_types
 from raytrain.data.direct_reader import DirectReader
 from raytrain.data.ray_reader import RayReader, ray_is_running
-from raytrain.data.reading import Block, Reader, Transform, Work, check_types
+from raytrain.data.reading import Block, Reader, Transform, Work
 from raytrain.data.source import Source
+from raytrain.data.transforming import transformed
 from raytrain.errors import InternalError
 from raytrain.plan.order import Plan
+
+Cut = tuple[Block, slice]  # some of its rows
 
 
 class Feed:
@@ -48,16 +54,18 @@ class Feed:
         micro_batch: int | None,
         reader: Reader,
     ) -> None:
-        work = Work(source, plan, transform, tuple(held), first_step, last_step)
-        self._plan, self._held, self._micro_batch = plan, work.held, micro_batch
+        own_plan = replace(plan)  # a plan remembers epochs, for one thread at a time
+        work = Work(source, own_plan, transform, tuple(held), first_step, last_step)
+        self._plan, self._transform, self._held, self._micro_batch = plan, transform, work.held, micro_batch
         self._next_step, self._last_step = first_step, last_step
-        self._shares: dict[int, list[Block]] = {}
+        self._shares: dict[int, list[list[Cut]]] = {}
         self._waiting: dict[int, deque[Block]] = {logical: deque() for logical in held}
         self._used = dict.fromkeys(held, 0)  # rows of the first waiting block that are used
         self._places = {logical: work.first_place(logical) for logical in held}  # of the next block
         self._types: dict[str, Any] = {}
         depth = max(2, 2 * len(work.held))
         self._parts = deque(Ahead(make, depth) for make in reader.parts(work))
+        self._blocks = self._as_blocks()
 
     def step(self, step: int) -> dict[int, list[MicroBatch]]:
         """The micro-batches of each held logical worker, in order; none where its share of the step has no rows.
@@ -73,7 +81,7 @@ class Feed:
             self._next_step += 1
         elif step != self._next_step - 1 or not self._shares:
             raise InternalError(f"step {step} was asked of a feed that is at step {self._next_step}")
-        return {logical: [_micro_batch(block) for block in share] for logical, share in self._shares.items()}
+        return {logical: [_micro_batch(cuts) for cuts in share] for logical, share in self._shares.items()}
 
     def close(self) -> None:
         """Stops reading; returns at once. May be called twice."""
@@ -83,8 +91,8 @@ class Feed:
         for blocks in self._waiting.values():
             blocks.clear()
 
-    def _draw(self, step: int, logical: int) -> list[Block]:
-        """Takes the share of a logical worker from the blocks that wait, cut in micro-batches."""
+    def _draw(self, step: int, logical: int) -> list[list[Cut]]:
+        """Takes the share of a logical worker from the blocks that wait: for each micro-batch, its rows."""
         left = self._plan.share(step, logical)
         size = self._micro_batch or left
         share = []
@@ -94,34 +102,40 @@ class Feed:
             left -= rows
         return share
 
-    def _take(self, logical: int, num_rows: int) -> Block:
-        waiting, parts = self._waiting[logical], []
+    def _take(self, logical: int, num_rows: int) -> list[Cut]:
+        waiting, cuts = self._waiting[logical], []
         while num_rows:
             while not waiting:
                 self._pull()
             block, start = waiting[0], self._used[logical]
             stop = min(start + num_rows, len(block.rows))
-            parts.append(_slice(block, start, stop))
+            cuts.append((block, slice(start, stop)))
             num_rows -= stop - start
             self._used[logical] = stop
             if stop == len(block.rows):
                 waiting.popleft()
                 self._used[logical] = 0
-        return parts[0] if len(parts) == 1 else _join(parts)
+        return cuts
 
     def _pull(self) -> None:
         """Moves one block from the readers to the blocks that wait."""
-        if not self._parts:
-            raise InternalError(f"the feed has no rows left for step {self._next_step}, or is closed")
-        block = self._parts[0].next()
+        block = next(self._blocks, None)
         if block is None:
-            self._parts.popleft()
-            return
+            raise InternalError(f"the feed has no rows left for step {self._next_step}, is closed, or has failed")
         if block.place != self._places[block.logical]:
             raise InternalError(f"logical worker {block.logical} got rows out of order: {block.place}")
         self._places[block.logical] += len(block.rows)
         check_types(self._types, block.columns)
         self._waiting[block.logical].append(block)
+
+    def _as_blocks(self) -> Iterator[Block]:
+        """What the readers deliver. Ends with the first error, so that no rows are left out after it."""
+        while self._parts:
+            item = self._parts[0].next()
+            if item is None:
+                self._parts.popleft()
+            else:
+                yield item if isinstance(item, Block) else transformed(self._transform, item)
 
 
 def choose_reader(source: Source, transform: Transform | None) -> Reader:
@@ -131,17 +145,11 @@ def choose_reader(source: Source, transform: Transform | None) -> Reader:
     return RayReader()
 
 
-def _micro_batch(block: Block) -> MicroBatch:
+def _micro_batch(cuts: list[Cut]) -> MicroBatch:
     """Copies the rows: a hook may write into its batch, and the step may have to be redone."""
-    return MicroBatch(to_tensors({name: values.copy() for name, values in block.columns.items()}), block.rows)
-
-
-def _slice(block: Block, start: int, stop: int) -> Block:
-    columns = {name: values[start:stop] for name, values in block.columns.items()}
-    return Block(block.logical, block.place + start, block.rows[start:stop], columns)
-
-
-def _join(blocks: list[Block]) -> Block:
-    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
-    rows = np.concatenate([block.rows for block in blocks])
-    return Block(blocks[0].logical, blocks[0].place, rows, columns)
+    if len(cuts) == 1:
+        block, rows = cuts[0]
+        return MicroBatch(rows_to_tensors(block.columns, rows), block.rows[rows])
+    parts = [block.part(rows) for block, rows in cuts]
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return MicroBatch(to_tensors(columns), np.concatenate([part.rows for part in parts]))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raytrain.data.batch import missing_column
+from raytrain.data.columns import missing_column
 from raytrain.data.parquet_files import Footer
 from raytrain.errors import DataError
 

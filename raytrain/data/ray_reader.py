@@ -1,27 +1,35 @@
 """Reads and transforms in Ray Data's processes, on any node, while the worker trains.
 
-The worker's units, in the order of first use, become a small Ray Dataset; each is read by one task, whose blocks come
-back in that order. The first windows are read in the worker meanwhile, since Ray Data takes a while to start. Runs in
-the worker, but for `_read_unit`, which runs in Ray Data's processes. Ray Data reserves no CPU for it: the workers may
-have all of them, and then the data would never come; so the number of tasks is bounded instead.
+The worker's units, in the order of first use, become small Ray Datasets; a task reads a few units, and the blocks come
+back in that order. The worker reads directly until Ray Data runs, which takes 3 to 10 s for the first time. Runs in the
+worker, but for `_read_units`, which runs in Ray Data's processes. Ray Data reserves no CPU for it: the workers may have
+all of them, and then the data would never come; so the number of tasks is bounded instead.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import logging
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
+from raytrain.data.ahead import Ahead
 from raytrain.data.carried import Carried, Carrier
-from raytrain.data.reading import Block, Unit, Work, by_first_use, in_order_of_use, read, units
+from raytrain.data.columns import check_types
+from raytrain.data.direct_reader import DirectReader
+from raytrain.data.handover import Handover
+from raytrain.data.reading import Block, Piece, Unit, Work, pieces
+from raytrain.data.transforming import transformed
 from raytrain.data.wire import from_table, to_table
 
-HEAD_ROWS = 1024  # rows of a logical worker that are read in the worker while Ray Data starts, at least
-UNITS_PER_DATASET = 512  # bounds the time that Ray Data needs to start; starting the next one takes 0.3 s
+FEW_ROWS = 1024  # so few of a logical worker are not worth the start of Ray Data
+TASK_ROWS = 8192  # units that are smaller are read together by a task, since a task costs the worker 20 ms
+TASKS_PER_DATASET = 128  # bounds the time that Ray Data needs to start: 0.45 s
+TASKS_LEFT = 4  # the next dataset starts when the latest one has so many left: its processes are free by then
 BLOCK_BYTES = 16 * 2**20
 STORE_BYTES = 512 * 2**20  # Ray Data starts no more tasks while its finished blocks take more of the object store
 
@@ -31,37 +39,40 @@ class RayReader:
     """Reads with Ray Data. A `Reader`.
 
     Args:
-        num_tasks: units that are read at the same time, for each worker.
+        num_tasks: tasks that read at the same time, for each worker.
     """
 
     num_tasks: int = 2
 
-    def parts(self, work: Work) -> Sequence[Callable[[], Iterator[Block]]]:
-        streams = {logical: units(work, logical) for logical in work.held}
-        head = {logical: iter(_head(stream)) for logical, stream in streams.items()}
-        rest = by_first_use(work, streams)
-        first = next(rest, None)
-        parts = [lambda: in_order_of_use(work, head)]
-        if first is not None:
-            parts.append(lambda: self._blocks(work, itertools.chain([first], rest)))
-        return parts
+    def parts(self, work: Work) -> Sequence[Callable[[], Iterator[Block | Piece]]]:
+        if (work.last_step - work.first_step) * work.plan.global_batch <= FEW_ROWS * work.plan.num_logical:
+            return DirectReader().parts(work)
+        handover = Handover(work)
+        return [handover.pieces, lambda: self._blocks(work, handover)]
 
-    def _blocks(self, work: Work, rest: Iterator[Unit]) -> Iterator[Block]:
+    def _blocks(self, work: Work, handover: Handover) -> Iterator[Block]:
+        """What Ray Data reads, from the step on that is agreed on once it runs."""
         import ray
 
-        shipped = ray.put(work)  # once; each task gets a reference
-        while some := list(itertools.islice(rest, UNITS_PER_DATASET)):
-            yield from self._run(shipped, some)
+        try:
+            shipped = ray.put(work)  # once; each task gets a reference
+            for _ in self._run(shipped, [[] for _ in range(self.num_tasks)]):  # starts processes, with all their imports
+                pass
+        finally:  # an error must not let direct reading go on to the end
+            rest = handover.agree()
+        tasks = _tasks(rest, max_rows=min(TASK_ROWS, BLOCK_BYTES / max(handover.row_bytes, 1)))
+        yield from _in_turn(partial(self._run, shipped), tasks)
 
-    def _run(self, shipped: Any, some: list[Unit]) -> Iterator[Block]:
+    def _run(self, shipped: Any, tasks: list[list[Unit]]) -> Iterator[Block]:
         """The blocks of some units, in their order. Closing the iterator stops Ray Data."""
         import ray.data
 
         _silence_console()
-        wanted = ray.data.from_items([dataclasses.asdict(unit) for unit in some], override_num_blocks=len(some))
+        items = [{"units": pickle.dumps(task)} for task in tasks]
+        wanted = ray.data.from_items(items, override_num_blocks=len(items))
         _set_up(wanted.context)
         blocks = wanted.map_batches(
-            _read_unit,
+            _read_units,
             batch_size=1,
             batch_format="numpy",
             fn_kwargs={"shipped": shipped},
@@ -85,23 +96,56 @@ def ray_is_running() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _head(stream: Iterator[Unit]) -> list[Unit]:
-    """Takes units from a stream until they have enough rows to bridge the start of Ray Data."""
-    taken, rows = [], 0
-    while rows < HEAD_ROWS and (unit := next(stream, None)) is not None:
-        taken.append(unit)
+def _tasks(units: Iterator[Unit], max_rows: float) -> Iterator[list[Unit]]:
+    """Consecutive units, as many as have no more rows than a task should have; at least one."""
+    task: list[Unit] = []
+    rows = 0
+    for unit in units:
+        if task and rows + unit.end - unit.begin > max_rows:
+            yield task
+            task, rows = [], 0
+        task.append(unit)
         rows += unit.end - unit.begin
-    return taken
+    if task:
+        yield task
 
 
-def _read_unit(unit: dict[str, Any], shipped: Any) -> Iterator[Any]:
-    """Reads one unit, given as columns of one row, in a process of Ray Data."""
+def _in_turn(run: Callable[[list[list[Unit]]], Iterator[Block]], tasks: Iterator[list[Unit]]) -> Iterator[Block]:
+    """The blocks of dataset after dataset; the next one starts before the latest one ends."""
+
+    def start() -> tuple[Ahead[Block], int] | None:
+        some = list(islice(tasks, TASKS_PER_DATASET))
+        early = sum(unit.end - unit.begin for task in some[:-TASKS_LEFT] for unit in task)
+        return (Ahead(partial(run, some), depth=2), early) if some else None
+
+    latest, following = start(), None
+    try:
+        while latest is not None:
+            blocks, early = latest
+            while (block := blocks.next()) is not None:
+                early -= len(block.rows)
+                if early <= 0 and following is None:
+                    following = start()
+                yield block
+            latest, following = following or start(), None
+    finally:
+        for one in (latest, following):
+            if one is not None:
+                one[0].close()
+
+
+def _read_units(task: dict[str, Any], shipped: Any) -> Iterator[Any]:
+    """Reads the units of a task, given as columns of one row, in a process of Ray Data."""
     import ray
 
     with Carrier():
         work = ray.get(shipped)
-        for block in read(work, Unit(**{name: int(value[0]) for name, value in unit.items()})):
-            yield to_table(block)
+        types: dict[str, Any] = {}
+        for unit in pickle.loads(task["units"][0]):
+            for piece in pieces(work, unit):
+                block = transformed(work.transform, piece)
+                check_types(types, block.columns)
+                yield to_table(block)
 
 
 def _set_up(context: Any) -> None:

@@ -136,6 +136,7 @@ class ElasticWorkerGroup(WorkerGroup):
     def _admit(self, joiner: Joiner, worker: Worker) -> None:
         worker.distributed_context = self._distributed_context(joiner)
         self._running.append(joiner)
+        self._had_enough |= len(self._running) >= self._wiring.min_workers
         self._set_workers([*self.get_workers(), worker])
         self._tell(WorkerStarting(worker=worker_name(joiner.serial), node=worker.metadata.node_ip, pid=worker.metadata.pid))
 
@@ -208,7 +209,6 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _check_enough(self) -> None:
         """Too few workers: says so after a while, and gives up if there never were enough, or none is left."""
-        self._had_enough |= len(self._running) >= self._wiring.min_workers
         placed = len(self._running) + sum(joiner.is_placed for joiner in self._joiners)
         if placed >= self._wiring.min_workers:
             self._too_few_since, self._told_waiting = time.monotonic(), False

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
+import ray._private.worker
 
 from raytrain.config import RunConfig
 from raytrain.elastic.capacity import shortage
@@ -36,10 +37,16 @@ def connected() -> Iterator[None]:
     if address == "local":
         settings["include_dashboard"] = False
     ray.init(**settings)
+    ray._private.worker.print_to_stdstream, loud = _say_nothing, ray._private.worker.print_to_stdstream
     try:
         yield
     finally:
         ray.shutdown()
+        ray._private.worker.print_to_stdstream = loud
+
+
+def _say_nothing(data: Any, ignore_prefix: bool) -> None:
+    """Ray prints many lines on stdout for each lost worker, whatever its settings; our event tells it in one."""
 
 
 def is_somewhere() -> bool:

@@ -7,6 +7,7 @@ this file only knows time and how to find out whether a worker's process is aliv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -33,6 +34,7 @@ class RendezvousActor:
         self._handles: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._asking: asyncio.Task[None] | None = None
+        self._arrived = asyncio.Event()
 
     async def start(self, worker: str) -> None:
         async with self._changed:
@@ -54,6 +56,7 @@ class RendezvousActor:
             self._handles[entrant.worker] = handle
             self._state.enter(entrant, time.monotonic())
             self._changed.notify_all()
+            self._arrived.set()
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask_around())
             while self._state.is_waiting(entrant) and not self._state.closed:
@@ -63,7 +66,7 @@ class RendezvousActor:
                     self._changed.notify_all()
             if self._state.closed:
                 return None
-            return self._state.generation if entrant in self._state.generation.members else NOBODY
+            return self._state.generation if self._state.has_admitted(entrant) else NOBODY
 
     async def watch(self, generation: int) -> tuple[bool, bool]:
         """Blocks, for some seconds at most, until members of `generation` should come to the door or stop.
@@ -92,13 +95,11 @@ class RendezvousActor:
             self._changed.notify_all()
 
     async def _wait(self, limit_s: float) -> None:
-        try:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(self._changed.wait(), limit_s)
-        except (asyncio.TimeoutError, TimeoutError):
-            return
 
     async def _ask_around(self) -> None:
-        """While some wait: finds out which of those who train or wait are dead; quickly at first, then less often."""
+        """While some wait: finds out who of those who train or wait is dead; quickly after an arrival, then less often."""
         pause_s = CHECK_EVERY_S
         while workers := self._state.to_ask:
             answers = await asyncio.gather(*(is_alive(self._handles[worker]) for worker in workers))
@@ -108,8 +109,10 @@ class RendezvousActor:
             for worker in self._state.overdue(time.monotonic()):
                 ray.kill(self._handles[worker])  # the controller finds it dead, and replaces it
                 await self.lose(worker)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, ASK_AT_LEAST_EVERY_S)
+            pause_s = CHECK_EVERY_S if self._arrived.is_set() else min(2 * pause_s, ASK_AT_LEAST_EVERY_S)
+            self._arrived.clear()
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), pause_s)
 
 
 async def is_alive(handle: Any) -> bool:

@@ -84,6 +84,14 @@ class Rendezvous:
         self.starting.discard(entrant.worker)
         self.waiting[entrant.worker] = (entrant, now)
 
+    def is_waiting(self, entrant: Entrant) -> bool:
+        """Whether this very arrival still waits: a worker that comes twice may say the same of itself."""
+        return any(one is entrant for one, _ in self.waiting.values())
+
+    def has_admitted(self, entrant: Entrant) -> bool:
+        """Whether this very arrival is in the latest generation."""
+        return any(one is entrant for one in self.generation.members)
+
     def lose(self, worker: str) -> None:
         """A worker's process is gone, or must be treated so; it would have to enter again."""
         self.someone_died |= worker in self.living

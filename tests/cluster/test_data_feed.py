@@ -1,8 +1,9 @@
-"""Feeds that read with Ray Data, on one Ray for the module."""
+"""Feeds that read with Ray Data, on one Ray for the module. But for the last tests Ray Data takes over as soon as it can."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+import torch
 from numpy.typing import NDArray
 
+from raytrain.data import ray_reader
 from raytrain.data.arrays import arrays
 from raytrain.data.direct_reader import DirectReader
 from raytrain.data.feed import Feed, choose_reader
+from raytrain.data.handover import Handover
 from raytrain.data.parquet import ParquetSource, parquet
 from raytrain.data.ray_reader import RayReader
-from raytrain.data.reading import Columns, Reader, Transform, Work
+from raytrain.data.reading import Columns, Reader, Transform, Unit, Work
 from raytrain.errors import DataError, TaskError
 from raytrain.plan.order import Plan
 
@@ -50,6 +54,25 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ParquetSource:
     return parquet(directory)
 
 
+class AtOnce(Handover):
+    """Does not wait for Ray Data to run, else it would read little of the small data here."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._later = super().agree()
+
+    def agree(self) -> Iterator[Unit]:
+        return self._later
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_reader, "Handover", AtOnce)
+
+
+RUN, AGREE = RayReader._run, Handover.agree
+
+
 @contextmanager
 def feeding(
     source: Any, plan: Plan, held: list[int], first: int, last: int, reader: Reader, transform: Transform | None = None
@@ -65,8 +88,15 @@ def shaped(columns: Columns) -> Columns:
     return {**columns, "vector": columns["vector"].reshape(-1, 2, 3) * 2, "small": columns["id"].astype("i4")}
 
 
-@pytest.mark.parametrize("transform", [None, shaped])
-@pytest.mark.parametrize(("held", "first"), [([0, 1, 2], 0), ([2], 17), ([0, 1], 200)])
+def noisy(columns: Columns) -> Columns:
+    num_rows = len(columns["id"])
+    noise = np.random.rand(num_rows), [random.random() for _ in range(num_rows)], torch.rand(num_rows)
+    return {**columns, **dict(zip("npt", noise, strict=True))}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("transform", [None, shaped, noisy])
+@pytest.mark.parametrize(("held", "first"), [([0, 1, 2], 0), ([0, 2], 217)])
 def test_ray_data_and_direct_reading_give_identical_micro_batches(
     source: ParquetSource, held: list[int], first: int, transform: Transform | None
 ) -> None:
@@ -90,6 +120,7 @@ def test_ray_data_and_direct_reading_give_identical_micro_batches(
                         assert values.equal(other.columns[name])
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_step_that_is_redone_gets_the_same_rows_also_after_a_batch_was_written_to(source: ParquetSource) -> None:
     plan = Plan(source.num_rows, source.chunk_rows, 512, 1)
     with feeding(source, plan, [0], 0, 50, RayReader()) as feed:
@@ -100,6 +131,7 @@ def test_a_step_that_is_redone_gets_the_same_rows_also_after_a_batch_was_written
             assert [row for one in again for row in one.columns["id"].tolist()] == plan.rows(step, 0).tolist()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_r13_the_same_order_after_a_restart_in_the_middle(source: ParquetSource) -> None:
     plan = Plan(source.num_rows, source.chunk_rows, 300, 2, seed=5)
 
@@ -135,6 +167,7 @@ def run_through(source: Any, transform: Transform | None, plan: Plan) -> None:
             feed.step(step)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_exception_of_the_transform_comes_as_it_is_with_its_traceback(
     source: ParquetSource, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +193,7 @@ def fails_locked(columns: Columns) -> Columns:
     return columns
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_exception_that_cannot_be_pickled_comes_as_its_traceback(source: ParquetSource) -> None:
     plan = Plan(source.num_rows, source.chunk_rows, 500, 1, shuffle=False)
     with pytest.raises(TaskError, match="in fails_locked"):
@@ -170,6 +204,7 @@ def loses_rows_late(columns: Columns) -> Columns:
     return {name: values[:-1] for name, values in columns.items()} if columns["id"][-1] > 20_000 else columns
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_error_of_the_data_comes_as_it_is(source: ParquetSource) -> None:
     plan = Plan(source.num_rows, source.chunk_rows, 500, 1, shuffle=False)
     with pytest.raises(DataError, match="499 rows") as caught:
@@ -178,6 +213,7 @@ def test_an_error_of_the_data_comes_as_it_is(source: ParquetSource) -> None:
     assert "it was given 500" in caught.value.rule
 
 
+@pytest.mark.usefixtures("at_once")
 def test_nothing_is_written_to_the_terminal(source: ParquetSource, capfd: pytest.CaptureFixture[str]) -> None:
     run_through(source, shaped, Plan(source.num_rows, source.chunk_rows, 500, 1))
     assert capfd.readouterr() == ("", "")
@@ -189,6 +225,7 @@ class Busy:
         return True
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.timeout(120)
 def test_data_come_while_actors_have_all_cpus(source: ParquetSource) -> None:
     actors = [Busy.remote() for _ in range(2)]
@@ -235,6 +272,7 @@ class Counter:
         return self.count
 
 
+@pytest.mark.usefixtures("at_once")
 def test_memory_is_bounded_while_the_training_stands_still() -> None:
     counter = Counter.remote(too_many=40)  # 512 MiB of finished blocks are 16 windows, and some are being handed over
     num_chunks = 60
@@ -251,20 +289,7 @@ def test_memory_is_bounded_while_the_training_stands_still() -> None:
         assert ray.get(counter.value.remote()) == num_chunks
 
 
-def test_the_first_step_does_not_wait_for_ray_data(source: ParquetSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    def never(self: RayReader, work: Work, rest: Any) -> Iterator[Any]:
-        started.append(1)
-        yield from ()
-
-    monkeypatch.setattr(RayReader, "_blocks", never)
-    plan = Plan(source.num_rows, source.chunk_rows, 200, 2)
-    with feeding(source, plan, [0, 1], 7, 100, RayReader()) as feed:
-        assert sum(len(one.rows) for share in feed.step(7).values() for one in share) == 200
-    assert started
-
-
+@pytest.mark.usefixtures("at_once")
 def test_close_returns_at_once_and_reading_stops(source: ParquetSource) -> None:
     plan = Plan(source.num_rows, source.chunk_rows, 100, 1)
     feed = Feed(source, plan, None, [0], first_step=0, last_step=10**6, micro_batch=None, reader=RayReader())
@@ -276,6 +301,71 @@ def test_close_returns_at_once_and_reading_stops(source: ParquetSource) -> None:
     feed.close()
     assert time.monotonic() - start < 0.3
     assert all(part.join(30) for part in parts)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_many_small_datasets_follow_each_other(source: ParquetSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_reader, "TASK_ROWS", 500)
+    monkeypatch.setattr(ray_reader, "TASKS_PER_DATASET", 6)
+    plan = Plan(source.num_rows, source.chunk_rows, 500, 1, shuffle_window=1)
+    with feeding(source, plan, [0], 0, plan.steps_per_epoch, RayReader()) as feed:
+        for step in range(plan.steps_per_epoch):
+            assert [row for one in feed.step(step)[0] for row in one.rows.tolist()] == plan.rows(step, 0).tolist()
+
+
+def test_direct_reading_goes_on_until_ray_data_runs(source: ParquetSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_run, agreed = threading.Event(), threading.Event()
+    handed_over: list[int] = []
+
+    def run(self: RayReader, shipped: Any, tasks: list[list[Unit]]) -> Iterator[Any]:
+        assert may_run.wait(60)
+        yield from RUN(self, shipped, tasks)
+
+    def agree(self: Handover) -> Iterator[Unit]:
+        later = AGREE(self)
+        handed_over.append(self._step or 0)
+        agreed.set()
+        return later
+
+    monkeypatch.setattr(RayReader, "_run", run)
+    monkeypatch.setattr(Handover, "agree", agree)
+    plan = Plan(source.num_rows, source.chunk_rows, 500, 2)
+    with (
+        feeding(source, plan, [0, 1], 7, 1000, RayReader(), noisy) as feed,
+        feeding(source, plan, [0, 1], 7, 1000, DirectReader(), noisy) as direct,
+    ):
+        step = 7
+        while step < 207 or step < handed_over[0] + 60:
+            got, wanted = feed.step(step), direct.step(step)
+            for logical, share in got.items():
+                for one, other in zip(share, wanted[logical], strict=True):
+                    assert one.rows.tolist() == other.rows.tolist()
+                    assert one.columns["t"].equal(other.columns["t"])
+            step += 1
+            if step == 207:
+                assert not handed_over
+                may_run.set()
+                assert agreed.wait(60)
+
+
+class Unreadable:
+    """Cannot be unpickled."""
+
+    def __call__(self, columns: Columns) -> Columns:
+        return columns
+
+    def __reduce__(self) -> Any:
+        return fails_to_unpickle, ()
+
+
+def fails_to_unpickle() -> None:
+    raise Unlucky(0)
+
+
+def test_an_error_at_the_start_of_ray_data_ends_direct_reading(source: ParquetSource) -> None:
+    plan = Plan(source.num_rows, source.chunk_rows, 500, 1)
+    with feeding(source, plan, [0], 0, 10**6, RayReader(), Unreadable()) as feed, pytest.raises(Unlucky):
+        list(map(feed.step, range(10**6)))
 
 
 def test_which_reader_is_chosen(source: ParquetSource) -> None:

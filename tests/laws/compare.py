@@ -18,11 +18,20 @@ from tests.support.tasks import NUM_ROWS, TASKS
 
 RELATIVE = 1e-6
 NUM_LOGICAL = 4
+LAW_SETTINGS: dict[str, Any] = {
+    "workers": (1, 4),
+    "logical_workers": NUM_LOGICAL,
+    "global_batch": 16,
+    "epochs": 3,
+    "seed": 5,
+    "audit": True,
+    "clip_norm": 1.0,
+    "cpus_per_worker": 0.5,
+}
 
 
 def settings(**more: Any) -> RunConfig:
-    defaults = {"name": "run", "workers": (1, 4), "logical_workers": NUM_LOGICAL, "global_batch": 16, "epochs": 3, "seed": 5}
-    return RunConfig(**defaults | {"audit": True, "clip_norm": 1.0, "cpus_per_worker": 0.5} | more)
+    return RunConfig(**LAW_SETTINGS | {"name": "run"} | more)
 
 
 @cache

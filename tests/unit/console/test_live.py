@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from raytrain.console.demo import START, demo_events
 from raytrain.console.live import BLOCKS, LiveViewer, render, sparkline
+from raytrain.console.words import take
 from raytrain.events import kinds
 from raytrain.events.view import RunView, fold, reduce
 from tests.golden import check
@@ -22,9 +24,13 @@ def draw(view: RunView, width: int = 80, now: float | None = START + 30) -> str:
     return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
 
 
+def watched(events: list[kinds.Event]) -> RunView:
+    return functools.reduce(take, events, RunView())
+
+
 @pytest.mark.parametrize("num_steps", [0, 4, 202, 262, 412])
 def test_the_frame_of_the_canned_run_is_as_agreed(num_steps: int) -> None:
-    check(f"live_{num_steps:03d}.txt", draw(fold(demo_events(num_steps))))
+    check(f"live_{num_steps:03d}.txt", draw(watched(demo_events(num_steps))))
 
 
 def test_a_frame_of_nothing_can_be_drawn() -> None:
@@ -42,7 +48,9 @@ def crowded() -> RunView:
     starting = [kinds.WorkerStarting(worker=f"new {i}", node="n", pid=i) for i in range(20)]
     metrics = {f"valid/metric number {i}": 123456.789 * i for i in range(20)}
     done = kinds.EvaluationDone(step=10**7, metrics=metrics, rows=1, seconds=1.0, is_best=True)
-    return fold([*demo_events(100), formed, *starting, done])
+    saved = kinds.CheckpointSaved(step=10**7, checkpoint="c", size_bytes=10**15, seconds=1.0, stall_s=1.0)
+    skipped = [kinds.StepSkipped(step=i, loss=math.nan) for i in range(3)]
+    return watched([*demo_events(100), formed, *starting, done, saved, *skipped])
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -99,3 +107,29 @@ def test_a_viewer_that_was_never_drawn_can_be_closed() -> None:
     viewer, out = viewer_on_a_terminal(io.StringIO())
     viewer.close()
     assert "digits" not in out.getvalue()
+
+
+def test_before_a_run_is_known_the_frame_says_what_is_waited_for() -> None:
+    viewer, out = viewer_on_a_terminal(io.StringIO())
+    viewer.say("starting Ray on this machine", START)
+    assert "starting Ray on this machine" in out.getvalue()
+    assert "step 0/0" not in out.getvalue()
+
+
+def test_a_run_that_goes_on_shows_its_earlier_curve_but_not_how_it_ended_before() -> None:
+    err, out = io.StringIO(), io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True, color_system=None)
+    viewer = LiveViewer(console, err, fold(demo_events(460, ended=True)))
+    viewer.say("starting Ray on this machine", START + 100)
+    assert "█" in out.getvalue()
+    assert "completed" not in out.getvalue()
+    viewer.close()
+    assert "checkpoints  /" not in out.getvalue()
+
+
+def test_routine_events_do_not_push_out_the_notes() -> None:
+    lost = kinds.WorkerLost(time=START, worker="w1", node="10.0.0.12", pid=4121, reason="killed")
+    saved = [kinds.CheckpointSaved(step=i, checkpoint="c", size_bytes=1, seconds=1.0, stall_s=0.0) for i in range(50)]
+    frame = draw(watched([*demo_events(8), lost, *saved]))
+    assert "lost worker w1" in frame
+    assert "saved    step 49" in frame

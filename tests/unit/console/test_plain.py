@@ -72,3 +72,23 @@ def test_a_run_that_goes_on_does_not_tell_its_history_again() -> None:
     viewer = PlainViewer(out, io.StringIO(), fold(demo_events(400)))
     viewer.tick(START)
     assert out.getvalue() == ""
+
+
+def test_routine_events_are_told_in_the_lines_of_progress() -> None:
+    lines = progress(shown(demo_events(400), interval_s=10.0))
+    assert lines[1].endswith("valid/loss 0.2804, valid/accuracy 0.9712 at step 184  saved step 184")
+    saved = kinds.CheckpointSaved(time=START, step=3, checkpoint="c", size_bytes=1, seconds=1.0, stall_s=0.0)
+    assert shown([saved]) == ""
+
+
+def test_r16_skipped_steps_are_counted_and_not_told_one_by_one() -> None:
+    skipped = [kinds.StepSkipped(time=START, step=i, loss=float("nan")) for i in range(1000)]
+    lines = shown([*demo_events(4), *skipped, *demo_events(8)[-1:]], interval_s=0.0).splitlines()
+    assert len(lines) < 10
+    assert "1,000 skipped steps" in lines[-1]
+
+
+def test_what_the_driver_waits_for_is_a_line_of_its_own() -> None:
+    out = Flushed()
+    PlainViewer(out, io.StringIO()).say("starting Ray on this machine", START)
+    assert out.shown.endswith(" starting Ray on this machine\n")

@@ -38,3 +38,12 @@ def test_an_error_of_four_parts_is_kept_whole() -> None:
 
 def test_a_run_that_has_not_ended_has_no_summary() -> None:
     assert summary(fold(demo_events(100))) == []
+
+
+def test_of_an_unexpected_error_the_summary_keeps_its_last_lines() -> None:
+    message = "Training failed due to worker errors:\nTraceback (most recent call last):\n  File x\nRuntimeError: odd\n"
+    assert ended("failed", message=message)[1] == "cause        File x · RuntimeError: odd"
+
+
+def test_r16_after_a_failure_the_cause_comes_before_another_start() -> None:
+    assert ended("failed")[-1].startswith("go on        mend the cause and start the same job again: ")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from raytrain.data.batch import Batch, to_array, to_tensors
+from raytrain.data.batch import Batch, rows_to_tensors, to_tensors
 from raytrain.errors import DataError
 
 
@@ -43,20 +43,9 @@ def test_read_only_arrays_are_copied_without_a_warning() -> None:
     assert values.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("values", [["a", "b"], np.array([b"x"]), np.array(["2024-01-01"], dtype="datetime64[D]"), [None]])
-def test_r12_values_that_are_no_numbers_name_the_column(values: object) -> None:
-    with pytest.raises(DataError, match="column 'when'"):
-        to_array("arrays()", "when", values)
-
-
-@pytest.mark.parametrize("values", [[[1, 2], [3]], np.array([np.zeros(2), np.zeros(3)], dtype=object)])
-def test_r12_ragged_values_name_the_column(values: object) -> None:
-    with pytest.raises(DataError, match="rows of different lengths") as caught:
-        to_array("arrays()", "tokens", values)
-    assert "column 'tokens'" in caught.value.where
-
-
-def test_a_foreign_byte_order_becomes_the_native_one() -> None:
-    array = to_array("arrays()", "x", np.arange(3, dtype=">i4"))
-    assert array.dtype.isnative
-    assert array.tolist() == [0, 1, 2]
+def test_tensors_of_some_rows_share_no_memory() -> None:
+    values = np.arange(6)
+    tensor = rows_to_tensors({"x": values}, slice(2, 4))["x"]
+    assert tensor.tolist() == [2, 3]
+    tensor.zero_()
+    assert values.tolist() == list(range(6))

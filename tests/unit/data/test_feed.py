@@ -205,9 +205,10 @@ def test_an_error_of_the_transform_reaches_the_caller_as_it_is_after_the_good_ro
     with feeding(arrays(id=np.arange(2000)), plan, [0], 0, 7, transform=transform) as feed:
         feed.step(0)
         feed.step(1)
-        for _ in range(2):
-            with pytest.raises(Odd, match="row 600"):
-                feed.step(2)
+        with pytest.raises(Odd, match="row 600"):
+            feed.step(2)
+        with pytest.raises(InternalError, match="has failed"):
+            feed.step(2)
 
 
 def test_r12_an_error_of_the_data_reaches_the_caller(tmp_path: Path) -> None:
@@ -216,6 +217,18 @@ def test_r12_an_error_of_the_data_reaches_the_caller(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     with feeding(source, Plan(4, source.chunk_rows, 2, 1), [0], 0, 2) as feed, pytest.raises(DataError, match=r"a\.parquet"):
         feed.step(0)
+
+
+def test_the_transform_runs_in_the_thread_that_asks_for_the_step_since_its_random_generators_are_shared() -> None:
+    threads = set()
+
+    def transform(columns: Columns) -> Columns:
+        threads.add(threading.current_thread())
+        return columns
+
+    with feeding(arrays(id=np.arange(2000)), Plan(2000, None, 100, 1), [0], 0, 20, transform=transform) as feed:
+        list(map(feed.step, range(20)))
+    assert threads == {threading.current_thread()}
 
 
 def test_r12_a_transform_that_changes_a_type_between_batches_is_refused() -> None:
@@ -236,13 +249,13 @@ def test_r12_a_transform_that_changes_a_type_between_batches_is_refused() -> Non
 def test_close_returns_while_a_read_is_going_on_and_may_be_called_twice() -> None:
     reading, go = threading.Event(), threading.Event()
 
-    def transform(columns: Columns) -> Columns:
-        reading.set()
-        go.wait(30)
-        return columns
+    class Slow(Numbered):
+        def take(self, rows: NDArray[np.int64]) -> Columns:
+            reading.set()
+            go.wait(30)
+            return super().take(rows)
 
-    plan = Plan(1000, None, 10, 1)
-    with feeding(arrays(id=np.arange(1000)), plan, [0], 0, 100, transform=transform) as feed:
+    with feeding(Slow(None, 1000), Plan(1000, None, 10, 1), [0], 0, 100) as feed:
         assert reading.wait(10)
         feed.close()
         assert not go.is_set()

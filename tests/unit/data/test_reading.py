@@ -3,12 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from raytrain.data.arrays import arrays
-from raytrain.data.reading import Columns, Work, by_first_use, check_types, in_order_of_use, read, units
-from raytrain.errors import DataError
+from raytrain.data.reading import Columns, Work, by_first_use, in_order_of_use, units
+from raytrain.data.transforming import transformed
 from raytrain.plan.order import Plan
 
 
@@ -56,9 +55,9 @@ def test_chunked_data_are_taken_once_for_each_window_and_cut_in_pieces() -> None
     source = Chunked(1000, 1000, 1000)
     plan = Plan(3000, source.chunk_rows, 10, 1, shuffle_window=2)
     job = work(source, plan, 0, 300)
-    blocks = list(in_order_of_use(job, {0: units(job, 0)}))
+    made = list(in_order_of_use(job, {0: units(job, 0)}))
     assert source.taken == [2000, 1000]
-    assert max(len(block.rows) for block in blocks) == job.piece_rows == 256
+    assert max(len(piece.block.rows) for piece in made) == job.piece_rows == 256
 
 
 def test_what_a_transform_sees_does_not_depend_on_where_reading_starts_or_ends() -> None:
@@ -72,7 +71,7 @@ def test_what_a_transform_sees_does_not_depend_on_where_reading_starts_or_ends()
             return columns
 
         job = work(Chunked(1000, 1000, 1000), plan, first, last, transform)
-        blocks = list(in_order_of_use(job, {0: units(job, 0)}))
+        blocks = [transformed(transform, piece) for piece in in_order_of_use(job, {0: units(job, 0)})]
         assert sum(len(block.rows) for block in blocks) == (last - first) * 10
         return seen
 
@@ -86,33 +85,7 @@ def test_what_a_transform_sees_does_not_depend_on_where_reading_starts_or_ends()
 def test_blocks_hold_the_rows_whose_numbers_they_carry() -> None:
     plan = Plan(700, None, 7, 2, seed=3)
     job = work(arrays(id=np.arange(700)), plan, 3, 80, lambda c: {"twice": c["id"] * 2}, held=(0, 1))
-    for block in in_order_of_use(job, {logical: units(job, logical) for logical in job.held}):
+    for piece in in_order_of_use(job, {logical: units(job, logical) for logical in job.held}):
+        block = transformed(job.transform, piece)
+        assert len(block.rows) == piece.num_wanted
         assert (block.columns["twice"] == block.rows * 2).all()
-
-
-@pytest.mark.parametrize(
-    ("transform", "parts"),
-    [
-        (lambda c: {"id": c["id"][:-1]}, ["9 rows", "it was given 10"]),
-        (lambda c: c["id"], ["returned ndarray"]),
-        (lambda c: {"name": np.array(["a"] * 10)}, ["column 'name'"]),
-        (lambda c: {"one": 1}, ["column 'one'"]),
-    ],
-)
-def test_what_a_transform_must_return(transform: Any, parts: list[str]) -> None:
-    plan = Plan(10, None, 10, 1)
-    job = work(arrays(id=np.arange(10)), plan, 0, 1, transform)
-    with pytest.raises(DataError) as caught:
-        list(read(job, next(units(job, 0))))
-    assert all(part in str(caught.value) for part in ["transform", *parts])
-
-
-@pytest.mark.parametrize(
-    "later", [{"x": np.zeros((2, 3), "f8")}, {"x": np.zeros((2, 4), "f4")}, {"y": np.zeros((2, 3), "f4")}]
-)
-def test_r12_a_column_that_changes_type_or_shape_is_refused(later: Columns) -> None:
-    types: dict[str, Any] = {}
-    check_types(types, {"x": np.zeros((5, 3), "f4")})
-    check_types(types, {"x": np.zeros((2, 3), "f4")})
-    with pytest.raises(DataError, match=r"column '[xy]'"):
-        check_types(types, later)

@@ -1,0 +1,314 @@
+"""What raytrain takes from the inside of Ray Train: each name, signature and attribute, checked without starting Ray.
+
+A Ray upgrade that changes one of them fails here and says what changed; `raytrain/elastic/internals.py` is then the place
+to look at.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.metadata
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+from ray.train import ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup as _WorkerGroup
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import TrainingFailedError
+
+from raytrain.elastic import controller, internals, worker_group
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def source(thing: Any) -> str:
+    return textwrap.dedent(inspect.getsource(thing))
+
+
+def attributes_set(cls: type) -> set[str]:
+    """Attributes of `self` that the class's `__init__` sets."""
+    nodes = ast.walk(ast.parse(source(cls.__init__)))  # type: ignore[misc]
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_ray_is_of_the_version_that_was_checked() -> None:
+    assert ray.__version__.startswith("2.60."), f"ray is {ray.__version__}: check what follows, then move the pin"
+    requires = importlib.metadata.requires("raytrain") or []
+    assert any(line.startswith("ray[") and ">=2.60" in line and "<2.61" in line for line in requires)
+
+
+@pytest.mark.parametrize("name", internals.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(internals, name, None) is not None, f"Ray Train has no {name} any more"
+
+
+def test_nothing_is_imported_that_is_not_listed() -> None:
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(Path(internals.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    assert imported == set(internals.__all__)
+
+
+SIGNATURES: list[tuple[str, Callable[..., Any], list[str]]] = [
+    (
+        "TrainController.__init__, called with these by ElasticTrainer",
+        internals.TrainController.__init__,
+        ["train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks", "validation_config"],
+    ),
+    (
+        "TrainController._is_training_succeeded, overridden",
+        internals.TrainController._is_training_succeeded,
+        ["worker_group_status"],
+    ),
+    ("TrainController.run, called", internals.TrainController.run, []),
+    ("TrainController.get_result, called", internals.TrainController.get_result, []),
+    (
+        "WorkerGroup.__init__, extended",
+        internals.WorkerGroup.__init__,
+        ["train_run_context", "worker_group_context", "callbacks"],
+    ),
+    (
+        "WorkerGroup.create, called by the controller",
+        internals.WorkerGroup.create,
+        ["train_run_context", "worker_group_context", "callbacks"],
+    ),
+    ("WorkerGroup._start_impl, overridden", internals.WorkerGroup._start_impl, ["worker_group_state_builder"]),
+    ("WorkerGroup.poll_status, overridden", internals.WorkerGroup.poll_status, ["timeout"]),
+    (
+        "WorkerGroup._poll_workers_and_collect_errors, called",
+        internals.WorkerGroup._poll_workers_and_collect_errors,
+        ["timeout"],
+    ),
+    ("WorkerGroup.shutdown, extended", internals.WorkerGroup.shutdown, []),
+    ("WorkerGroup.get_workers, called", internals.WorkerGroup.get_workers, []),
+    ("RayTrainWorker.__init__, called", internals.RayTrainWorker.__init__, []),
+    ("RayTrainWorker.get_metadata, called", internals.RayTrainWorker.get_metadata, []),
+    ("RayTrainWorker.run_train_fn, called", internals.RayTrainWorker.run_train_fn, ["train_fn_ref"]),
+    ("RayTrainWorker.poll_status, called by Ray's poll", internals.RayTrainWorker.poll_status, []),
+    (
+        "RayTrainWorker.init_train_context, called with the first six",
+        internals.RayTrainWorker.init_train_context,
+        [
+            *("train_run_context", "distributed_context", "synchronization_actor", "storage_context"),
+            *("worker_callbacks", "controller_actor", "dataset_shard_provider", "checkpoint", "has_validation_fn"),
+            "current_report_index",
+        ],
+    ),
+    ("RayTrainWorker.execute, called by the rendezvous", internals.RayTrainWorker.execute, ["fn", "fn_args", "fn_kwargs"]),
+    ("FailurePolicy.__init__, called", internals.FailurePolicy.__init__, ["failure_config"]),
+    ("FailurePolicy.make_decision, overridden", internals.FailurePolicy.make_decision, ["training_failed_error"]),
+    ("ScalingPolicy.__init__, called", internals.ScalingPolicy.__init__, ["scaling_config"]),
+    (
+        "ScalingPolicy.make_decision_for_non_running_worker_group, overridden",
+        internals.ScalingPolicy.make_decision_for_non_running_worker_group,
+        [],
+    ),
+    (
+        "ScalingPolicy.make_decision_for_running_worker_group, overridden",
+        internals.ScalingPolicy.make_decision_for_running_worker_group,
+        ["worker_group_state", "worker_group_status"],
+    ),
+    (
+        "ScalingPolicy.after_controller_start, overridden",
+        internals.ScalingPolicy.after_controller_start,
+        ["train_run_context"],
+    ),
+    ("ReplicaGroup.__init__, called", internals.ReplicaGroup.__init__, ["workers", "resources_per_worker", "callbacks"]),
+    ("PlacementGroupHandle.wait, overridden", internals.PlacementGroupHandle.wait, ["timeout_seconds"]),
+    ("bundle_to_remote_args, called", internals.bundle_to_remote_args, ["bundle"]),
+    ("WorkerHealthCheckFailedError, read", internals.WorkerHealthCheckFailedError.__init__, ["message", "failure"]),
+    ("DataParallelTrainer._create_default_callbacks, overridden", DataParallelTrainer._create_default_callbacks, []),
+    (
+        "DataParallelTrainer._initialize_and_run_controller, overridden",
+        DataParallelTrainer._initialize_and_run_controller,
+        ["controller_init_kwargs"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "function", "expected"), SIGNATURES, ids=[row[0].split(",")[0] for row in SIGNATURES])
+def test_signatures_are_those_that_are_used(what: str, function: Callable[..., Any], expected: list[str]) -> None:
+    found = parameters(function)
+    assert found == expected, f"{what}: it takes {found} now"
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        (
+            internals.WorkerGroup,
+            {
+                *("_train_run_context", "_storage_context", "_worker_group_context", "_worker_callbacks_to_propagate"),
+                *("_worker_group_state", "_replica_groups", "_worker_rank_to_replica_group_rank", "_latest_poll_status"),
+                *("_world_rank_to_ongoing_poll", "_worker_health_check_timeout_s"),
+            },
+        ),
+        (internals.TrainController, {"_health_check_interval_s"}),
+        (DataParallelTrainer, {"scaling_config", "run_config"}),
+        (internals.ScalingPolicy, {"scaling_config"}),
+        (internals.WorkerHealthCheckFailedError, {"health_check_failure"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_attributes_that_are_used_are_set(cls: type, names: set[str]) -> None:
+    missing = names - attributes_set(cls)
+    assert not missing, f"{cls.__name__}.__init__ sets no {', '.join(sorted(missing))} any more"
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (
+            internals.DistributedContext,
+            ["world_rank", "world_size", "local_rank", "local_world_size", "node_rank"],
+        ),
+        (internals.WorkerGroupState, ["start_time", "placement_group_handle", "workers", "sync_actor"]),
+        (internals.WorkerGroupPollStatus, ["worker_statuses", "worker_rank_to_replica_group_rank"]),
+        (internals.ResizeDecision, ["num_workers", "resources_per_worker"]),
+        (internals.NoopDecision, []),
+        (
+            internals.WorkerGroupContext,
+            [
+                *("run_attempt_id", "train_fn_ref", "num_workers", "resources_per_worker", "placement_strategy"),
+                *("label_selector", "num_slices"),
+            ],
+        ),
+        (
+            internals.Worker,
+            [
+                *("actor", "metadata", "resources", "distributed_context", "log_file_path"),
+                "placement_group_bundle_index",
+            ],
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_fields_are_those_that_are_used(cls: Any, expected: list[str]) -> None:
+    found = [field.name for field in dataclasses.fields(cls)]
+    assert found == expected, f"{cls.__name__} has the fields {found} now"
+
+
+@pytest.mark.parametrize(
+    ("base", "implemented"),
+    [
+        (internals.FailurePolicy, controller.EndOnErrors),
+        (internals.ScalingPolicy, controller.StartOnce),
+        (internals.PlacementGroupHandle, worker_group._NoPlacementGroup),
+    ],
+)
+def test_what_is_abstract_in_ray_is_written_here(base: type, implemented: type) -> None:
+    assert base.__abstractmethods__, f"{base.__name__} is not abstract any more"  # type: ignore[attr-defined]
+    left = implemented.__abstractmethods__  # type: ignore[attr-defined]
+    assert not left, f"{base.__name__} wants {', '.join(sorted(left))} now"
+
+
+def test_the_policies_and_the_placement_can_be_made() -> None:
+    config = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 0.5})
+    decision = controller.StartOnce(config).make_decision_for_non_running_worker_group()
+    assert (decision.num_workers, decision.resources_per_worker) == (3, {"CPU": 0.5})
+    policy = controller.EndOnErrors(None)  # type: ignore[arg-type]
+    assert policy.make_decision(training_failed_error=Exception()) is internals.FailureDecision.RAISE
+    place = worker_group._NoPlacementGroup()
+    assert place.wait(0)
+    assert place.placement_group is None
+
+
+def test_the_trainer_is_the_one_whose_methods_are_overridden() -> None:
+    assert issubclass(TorchTrainer, DataParallelTrainer), "ray.train.torch.TorchTrainer is another one now: Train V2 is off"
+    assert "torch_config" in parameters(TorchTrainer.__init__)
+    assert issubclass(controller.NoBackendTorchConfig(backend="gloo").backend_cls, internals.Backend)
+    assert isinstance(TorchConfig.backend_cls, property), "TorchConfig.backend_cls is no property any more"
+
+
+def test_fit_hands_the_controller_what_is_replaced_here() -> None:
+    """`ElasticTrainer` replaces the two policies by keyword, and gives all else on."""
+    called = ast.walk(ast.parse(source(DataParallelTrainer.fit)))
+    keywords = [
+        {keyword.arg for keyword in node.keywords}
+        for node in called
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_initialize_and_run_controller"
+    ]
+    expected = set(parameters(internals.TrainController.__init__))
+    assert keywords == [expected], f"fit() calls _initialize_and_run_controller with {keywords} now"
+
+
+def test_the_controller_makes_its_group_by_the_class_that_is_replaced_here() -> None:
+    assert internals.TrainController.worker_group_cls is _WorkerGroup
+    text = source(internals.TrainController._start_worker_group)
+    assert "self.worker_group_cls.create(" in text, "TrainController starts its worker group in another way now"
+
+
+def test_the_controller_polls_as_often_as_it_is_told_and_asks_whether_training_succeeded() -> None:
+    text = source(internals.TrainController._poll_workers)
+    assert "self._worker_group.poll_status(timeout=self._health_check_interval_s)" in text
+    assert "self._is_training_succeeded(" in source(internals.TrainController._step)
+
+
+def test_an_empty_group_has_not_finished_and_a_finished_one_has() -> None:
+    def status(*running: bool) -> Any:
+        return internals.WorkerGroupPollStatus(
+            worker_statuses={rank: SimpleNamespace(running=is_on, error=None) for rank, is_on in enumerate(running)},
+            worker_rank_to_replica_group_rank=None,
+        )
+
+    succeeded = controller.ElasticController._is_training_succeeded
+    assert [succeeded(status()), succeeded(status(True, False)), succeeded(status(False, False))] == [False, False, True]
+
+
+def test_the_worker_group_polls_workers_and_reports_losses_as_is_read_here() -> None:
+    text = source(internals.WorkerGroup._poll_workers_and_collect_errors)
+    assert "WorkerHealthCheckFailedError(" in text
+    assert "self._worker_health_check_timeout_s" in text
+    assert "actor.poll_status.remote()" in source(internals.WorkerGroup._get_poll_tasks)
+
+
+def test_a_group_state_can_end_in_another_way() -> None:
+    assert "self._worker_group_state.shutdown()" in source(internals.WorkerGroup.shutdown)
+    assert not parameters(internals.WorkerGroupState.shutdown)
+
+
+def test_metadata_of_a_worker_has_its_node_and_process() -> None:
+    returned = inspect.signature(internals.RayTrainWorker.get_metadata).return_annotation
+    assert {field.name for field in dataclasses.fields(returned)} >= {"node_ip", "pid"}
+
+
+def test_resources_become_arguments_of_an_actor() -> None:
+    arguments = internals.bundle_to_remote_args({"CPU": 0.5, "GPU": 1, "special": 2})
+    assert arguments == {"num_cpus": 0.5, "num_gpus": 1, "memory": 0, "resources": {"special": 2}}
+
+
+def test_ray_tells_whether_an_actor_was_lost_by_preemption() -> None:
+    assert isinstance(RayActorError.preempted, property)
+    assert ActorDiedError().preempted is False
+
+
+def test_errors_reach_the_driver_as_is_read_there() -> None:
+    assert issubclass(ray.train.WorkerGroupError, TrainingFailedError)
+    assert issubclass(ray.train.ControllerError, TrainingFailedError)
+    assert "worker_failures" in parameters(ray.train.WorkerGroupError.__init__)
+    assert "controller_failure" in parameters(ray.train.ControllerError.__init__)
+
+
+def test_the_preemption_watcher_can_be_switched_off() -> None:
+    assert internals.ENABLE_PREEMPTION_WATCHER_ENV_VAR == "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"

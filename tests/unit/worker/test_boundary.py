@@ -1,0 +1,162 @@
+"""What is due between two steps, and what a new leader owes after the old one."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raytrain.config import RunConfig
+from raytrain.errors import CheckpointError
+from raytrain.events.kinds import EvaluationDone
+from raytrain.worker import boundary as module
+from raytrain.worker.boundary import BoundaryDuties, is_better, is_due
+from raytrain.worker.state import TrainState
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "num_steps", "due"),
+    [(0, 5, 20, False), (4, 5, 20, False), (5, 5, 20, True), (10, 5, 20, True), (18, 5, 18, True), (18, 5, 20, False)],
+)
+def test_things_are_due_every_so_many_steps_and_at_the_end(step: int, every: int, num_steps: int, due: bool) -> None:
+    assert is_due(step, every, num_steps) == due
+
+
+@pytest.mark.parametrize(
+    ("score", "than", "best", "better"),
+    [
+        (0.5, None, "min:valid/loss", True),
+        (0.5, 0.6, "min:valid/loss", True),
+        (0.5, 0.5, "min:valid/loss", False),
+        (0.7, 0.6, "min:valid/loss", False),
+        (0.7, 0.6, "max:valid/accuracy", True),
+        (0.5, 0.6, "max:valid/accuracy", False),
+        (None, None, "min:valid/loss", False),
+        (math.nan, None, "min:valid/loss", False),
+        (math.inf, None, "max:valid/loss", False),
+        (-math.inf, 0.5, "min:valid/loss", False),
+    ],
+)
+def test_r8_a_score_is_better_if_it_is_finite_and_beyond_the_best(
+    score: float | None, than: float | None, best: str, better: bool
+) -> None:
+    assert is_better(score, than, best) == better
+
+
+class Saver:
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, dict[str, float]]] = []
+        self.newest_step: int | None = None
+        self.idle, self.last_error = True, None
+
+    def save(self, snapshot: int, metrics: dict[str, float], run: Any) -> None:
+        self.newest_step = snapshot
+        self.saved.append((snapshot, dict(metrics)))
+
+
+class Store:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def list(self) -> list[Any]:
+        return [SimpleNamespace(step=step) for step in self.steps]
+
+
+class State(TrainState):
+    def snapshot(self) -> Any:
+        return self.step
+
+
+class Scene:
+    """A run of 100 steps, evaluated every 5, with a checkpoint every 50; `scores` has the loss at each evaluation."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float]) -> None:
+        self.store, self.told = Store(), []  # type: ignore[var-annotated]
+        self.around: Any = SimpleNamespace(
+            config=RunConfig(eval_every=5, checkpoint_every=50, steps=100),
+            plan=SimpleNamespace(steps_per_epoch=20),
+            num_steps=100,
+            sources={"train": None, "valid": SimpleNamespace(num_rows=37)},
+            telemetry=SimpleNamespace(emit=self.told.append),
+            store=self.store,
+            run_facts={},
+        )
+        self.num_evaluations = 0
+
+        def evaluate(around: Any, model: Any, group: Any, name: str, held: Any) -> dict[str, float]:
+            self.num_evaluations += 1
+            return {"valid/loss": scores[self.state.step]}
+
+        monkeypatch.setattr(module, "evaluate", evaluate)
+        model = nn.Linear(1, 1)
+        self.state: TrainState = State(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+
+    def duties(self, saver: Saver, leads: bool = True) -> BoundaryDuties:
+        group: Any = SimpleNamespace(leads=leads, device=torch.device("cpu"), sum=lambda vector: vector)
+        return BoundaryDuties(self.around, group, range(1), saver)  # type: ignore[arg-type]
+
+    def at(self, step: int, duties: BoundaryDuties, **more: Any) -> None:
+        self.state.step = step
+        duties.at_boundary(self.state, **more)
+
+
+def test_r8_checkpoints_are_saved_when_due_and_when_the_score_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {5: 0.9, 10: 0.5, 15: 0.7, 50: 0.6, 100: 0.8}
+    scene, saver = Scene(monkeypatch, scores), Saver()
+    duties = scene.duties(saver)
+    for step in (0, 1, 5, 7, 10, 15, 50, 100):
+        scene.at(step, duties)
+    assert [step for step, _ in saver.saved] == [5, 10, 50, 100]
+    assert saver.saved[2][1] == {"valid/loss": 0.6}
+    assert [(e.step, e.is_best) for e in scene.told if isinstance(e, EvaluationDone)] == [
+        (5, True),
+        (10, True),
+        (15, False),
+        (50, False),
+        (100, False),
+    ]
+
+
+def test_a_boundary_that_is_passed_again_is_not_evaluated_or_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, saver = Scene(monkeypatch, {5: 0.9}), Saver()
+    scene.at(5, scene.duties(saver))
+    scene.at(5, scene.duties(saver))
+    assert (scene.num_evaluations, len(saver.saved)) == (1, 1)
+
+
+def test_r8_a_best_checkpoint_that_the_old_leader_did_not_live_to_save_is_saved_by_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, mine = Scene(monkeypatch, {5: 0.9}), Saver()
+    scene.at(5, scene.duties(mine, leads=False))
+    assert mine.saved == []
+    scene.at(5, scene.duties(mine, leads=True))
+    assert mine.saved == [(5, {"valid/loss": 0.9})]
+    assert scene.num_evaluations == 1
+
+
+def test_a_checkpoint_that_the_old_leader_has_saved_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, mine = Scene(monkeypatch, {5: 0.9}), Saver()
+    scene.at(5, scene.duties(mine, leads=False))
+    scene.store.steps = [5]
+    scene.at(5, scene.duties(mine, leads=True))
+    assert mine.saved == []
+
+
+def test_a_stop_makes_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, saver = Scene(monkeypatch, {}), Saver()
+    scene.at(7, scene.duties(saver), is_last=True)
+    assert saver.saved == [(7, {})]
+
+
+def test_a_last_checkpoint_that_failed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, saver = Scene(monkeypatch, {}), Saver()
+    scene.duties(saver).finish(scene.state)
+    saver.last_error = OSError("disk full")  # type: ignore[assignment]
+    scene.state.step = 100
+    with pytest.raises(CheckpointError, match="of step 100, was not saved: disk full"):
+        scene.duties(saver).finish(scene.state)

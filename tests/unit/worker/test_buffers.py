@@ -1,0 +1,98 @@
+"""Buffers after a step are the average over logical workers, computed here by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from raytrain.worker.buffers import StepBuffers
+from raytrain.worker.group import Group
+
+
+def by_hand(batch: torch.Tensor, momentum: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Running mean and variance of a fresh BatchNorm after one batch, shapes [features]."""
+    return momentum * batch.mean(0), (1 - momentum) + momentum * batch.var(0, unbiased=True)
+
+
+def test_batch_norm_statistics_are_averaged_over_logical_workers(group: Group) -> None:
+    norm = nn.BatchNorm1d(3).double()
+    shares = [torch.randn(rows, 3, dtype=torch.float64) * 3 + 1 for rows in (5, 4)]
+    buffers = StepBuffers(norm)
+    buffers.begin()
+    for share in shares:
+        buffers.rewind()
+        norm(share)
+        buffers.collect()
+    values = buffers.reduced(group)
+    buffers.rewind()
+    torch.testing.assert_close(norm.running_mean, torch.zeros(3, dtype=torch.float64))
+    assert norm.num_batches_tracked == 0
+    buffers.assign(values)
+    expected = [by_hand(share) for share in shares]
+    torch.testing.assert_close(norm.running_mean, (expected[0][0] + expected[1][0]) / 2)
+    torch.testing.assert_close(norm.running_var, (expected[0][1] + expected[1][1]) / 2)
+    assert norm.num_batches_tracked == 1
+
+
+def test_the_micro_batches_of_one_logical_worker_follow_each_other(group: Group) -> None:
+    norm = nn.BatchNorm1d(2)
+    plain = nn.BatchNorm1d(2)
+    buffers = StepBuffers(norm)
+    buffers.begin()
+    buffers.rewind()
+    for micro in (torch.randn(4, 2), torch.randn(3, 2)):
+        norm(micro)
+        plain(micro)
+    buffers.collect()
+    buffers.assign(buffers.reduced(group))
+    torch.testing.assert_close(norm.running_var, plain.running_var)
+    assert norm.num_batches_tracked == 2
+
+
+def test_the_next_step_starts_from_the_values_after_the_last(group: Group) -> None:
+    norm = nn.BatchNorm1d(2)
+    plain = nn.BatchNorm1d(2)
+    buffers = StepBuffers(norm)
+    for _ in range(3):
+        batch = torch.randn(4, 2)
+        buffers.begin()
+        norm(batch)
+        plain(batch)
+        buffers.collect()
+        buffers.assign(buffers.reduced(group))
+    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+
+
+def test_buffers_that_are_not_saved_are_left_alone(group: Group) -> None:
+    model = nn.Module()
+    model.register_buffer("cache", torch.zeros(2), persistent=False)
+    model.register_buffer("mean", torch.zeros(2))
+    buffers = StepBuffers(model)
+    buffers.begin()
+    model.cache.fill_(1.0)
+    model.mean.fill_(1.0)
+    buffers.collect()
+    buffers.rewind()
+    assert model.cache.tolist() == [1.0, 1.0]
+    assert model.mean.tolist() == [0.0, 0.0]
+
+
+def test_values_of_half_precision_keep_their_type(group: Group) -> None:
+    model = nn.Module()
+    model.register_buffer("mean", torch.zeros(2, dtype=torch.bfloat16))
+    buffers = StepBuffers(model)
+    buffers.begin()
+    for value in (1.0, 2.0):
+        model.mean.fill_(value)
+        buffers.collect()
+    (mean,) = buffers.reduced(group)
+    assert mean.dtype == torch.bfloat16
+    assert mean.tolist() == [1.5, 1.5]
+
+
+def test_a_model_without_buffers_costs_nothing(group: Group) -> None:
+    buffers = StepBuffers(nn.Linear(2, 2))
+    buffers.begin()
+    buffers.collect()
+    group.start_sum = None  # type: ignore[assignment, method-assign]
+    assert buffers.reduced(group) == []

@@ -1,0 +1,78 @@
+"""Forming the group of a generation, and how the loss of a peer looks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from raytrain.errors import InternalError
+from raytrain.rendezvous.state import Entrant, Generation
+from raytrain.worker import group as module
+from raytrain.worker.group import Group, PeerLost, form, peer_loss, serve_store
+
+CPU = torch.device("cpu")
+
+
+def test_a_value_is_shared_and_gathered(group: Group) -> None:
+    assert group.leads
+    assert group.share({"a": 1}) == {"a": 1}
+    assert group.gather("mine") == ["mine"]
+    assert group.sum(torch.tensor([2.0])).item() == 2.0
+
+
+def test_nothing_is_left_of_a_group_after_its_block() -> None:
+    store = serve_store("127.0.0.1")
+    generation = Generation(1, (Entrant("w0", 0, ("127.0.0.1", store.port)),), "start")
+    for number in (1, 2):  # the store serves one generation after the other
+        with form(Generation(number, generation.members, "loss"), "w0", store, CPU, 10.0):
+            assert dist.is_initialized()
+        assert not dist.is_initialized()
+
+
+def test_r6_a_peer_that_never_comes_is_given_up_soon_however_long_a_step_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORMING_TIMEOUT_S", 0.5)
+    store = serve_store("127.0.0.1")
+    members = (Entrant("w0", 0, ("127.0.0.1", store.port)), Entrant("w1", 0, ("127.0.0.1", 1)))
+    started = time.monotonic()
+    with pytest.raises(PeerLost), form(Generation(1, members, "start"), "w0", store, CPU, 60.0):
+        pytest.fail("there is no group of two")
+    assert time.monotonic() - started < 30
+
+
+def test_r6_a_leader_that_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORMING_TIMEOUT_S", 0.5)
+    store = serve_store("127.0.0.1")
+    members = (Entrant("w1", 0, ("127.0.0.1", 1)), Entrant("w0", 0, ("127.0.0.1", store.port)))
+    with pytest.raises(PeerLost), form(Generation(1, members, "start"), "w0", store, CPU, 60.0):
+        pytest.fail("there is no leader")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22942",
+        "Timed out waiting 3000ms for recv operation to complete",
+        "Gloo connectFullMesh failed with ...",
+        "NCCL error: remote process exited",
+    ],
+)
+def test_errors_of_the_transport_are_the_loss_of_a_peer(text: str) -> None:
+    with pytest.raises(PeerLost), peer_loss():
+        raise RuntimeError(text)
+
+
+def test_errors_of_the_store_are_the_loss_of_a_peer() -> None:
+    with pytest.raises(PeerLost), peer_loss():
+        raise dist.DistNetworkError("failed")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("connection closed by peer"), InternalError("gloo")]
+)
+def test_other_errors_pass(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, peer_loss():
+        raise error
+    assert caught.value is error

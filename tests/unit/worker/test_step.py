@@ -1,0 +1,300 @@
+"""One optimizer step: its gradient, its commit, and what may go wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.config import RunConfig
+from raytrain.data.batch import Batch, MicroBatch
+from raytrain.errors import TaskError
+from raytrain.worker.group import Group, PeerLost, peer_loss
+from raytrain.worker.state import build_state, digest
+from raytrain.worker.step import Signals, Stepper, StepResult
+from tests.laws.compare import assert_same, by_hand
+from tests.laws.compare import settings as law_settings
+from tests.support.local import Kill, LocalRun, Plot
+from tests.support.tasks import NUM_ROWS, TASKS, Regression, WithBatchNorm, WithDropout
+from tests.unit.worker.tasks import BrokenBackward, ByMethod, Cliff, Slope, WithSpareLayer
+
+CPU = torch.device("cpu")
+QUIET = Signals()
+
+
+class Bench:
+    """A stepper in a group of one; `shares` deals rows of the training data to logical workers in micro-batches."""
+
+    def __init__(self, task: Any, group: Group, **settings: Any) -> None:
+        self.task = task
+        self.config = RunConfig(**{"logical_workers": 2, "global_batch": 8, "seed": 5} | settings)
+        self.state = build_state(task, self.config, 20, CPU)
+        self.state.step = 0
+        self.stepper = Stepper(task, self.config, self.state, group)
+        self.columns = task.data()["train"].take(np.arange(10))
+
+    def micro(self, start: int, stop: int, **changed: Any) -> MicroBatch:
+        columns = {name: values[start:stop].copy() for name, values in self.columns.items()} | changed
+        tensors = {name: torch.as_tensor(values) for name, values in columns.items()}
+        return MicroBatch(Batch(tensors), np.arange(start, stop))
+
+    def shares(self, *cuts: list[int]) -> dict[int, list[MicroBatch]]:
+        return {logical: [self.micro(start, stop) for start, stop in pairwise(cut)] for logical, cut in enumerate(cuts)}
+
+    def run(self, shares: Any = None, rows: int = 8, signals: Signals = QUIET) -> StepResult:
+        return self.stepper.run(shares or self.shares([0, 4], [4, 8]), rows, signals)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: value.clone() for name, value in self.state.model.state_dict().items()}
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(group: Group) -> Iterator[Make]:
+    made: list[Bench] = []
+
+    def build(task: Any, **settings: Any) -> Bench:
+        made.append(Bench(task, group, **settings))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.stepper.close()
+
+
+def final_weights(run: LocalRun) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(run.run_dir)
+    newest = store.newest_verified()
+    assert newest is not None
+    return dict(safetensors.torch.load(store.read(newest, "model.safetensors")))
+
+
+def local(task: Any, path: Path, num_workers: int, **settings: Any) -> LocalRun:
+    defaults = {"name": "run", "workers": (1, 2), "logical_workers": 2, "global_batch": 10, "steps": 1, "seed": 5}
+    return LocalRun(task, RunConfig(**defaults | settings), path, Plot(num_workers), limit_s=60)
+
+
+# The gradient
+
+
+def test_r4_a_step_is_that_of_plain_torch_on_all_rows(bench: Make) -> None:
+    one = bench(Regression())
+    model = Regression().model()
+    model.load_state_dict(one.weights)
+    optimizer = Regression().optimizer(model)
+    whole = one.micro(0, 8).columns
+    loss = Regression().loss(model, whole).mean()
+    loss.backward()
+    optimizer.step()
+    result = one.run()
+    assert result.loss == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert (result.weight, result.applied, one.state.step) == (8.0, True, 1)
+    torch.testing.assert_close(one.weights, dict(model.state_dict()))
+
+
+def test_micro_batches_that_are_smaller_than_a_share_give_the_same_gradient(bench: Make) -> None:
+    whole, cut = bench(Regression()), bench(Regression())
+    whole.run()
+    cut.run(cut.shares([0, 1, 4], [4, 6, 7, 8]))
+    torch.testing.assert_close(cut.weights, whole.weights)
+
+
+def test_a_logical_worker_without_rows_in_a_short_step_takes_no_part(bench: Make) -> None:
+    one, other = bench(Regression()), bench(Regression())
+    one.run({0: [one.micro(0, 3)], 1: []}, rows=3)
+    other.run({0: [other.micro(0, 3)]}, rows=3)
+    assert digest(one.state) == digest(other.state)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0, 0.5])
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_r4_a_norm_of_0_8_is_0_8_whatever_the_ranks_and_is_clipped_once(
+    num_workers: int, lengths: bool, clip_norm: float | None, tmp_path: Path
+) -> None:
+    run = local(Slope(lengths=lengths), tmp_path, num_workers, clip_norm=clip_norm)
+    steps = run.run()
+    moved = -float(final_weights(run)["weight"])
+    assert moved == pytest.approx(0.8 if clip_norm in (None, 1.0) else 0.5, rel=1e-5)
+    assert steps[0].weight == (55 if lengths else 10)
+
+
+def test_r3_a_rank_without_rows_in_a_short_last_step_does_not_change_the_result(tmp_path: Path) -> None:
+    config = law_settings(global_batch=101, epochs=2)  # 203 rows: one row is left for the third step
+    assert NUM_ROWS % 101 == 1
+    run = LocalRun(TASKS["dropout"], config, tmp_path, Plot(2))
+    steps = run.run()
+    assert_same(run.run_dir, steps, by_hand("dropout", config))
+
+
+# Edges
+
+
+def test_r14_a_parameter_without_a_gradient_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"does not depend on spare\.weight, spare\.bias;.*find-unused-parameters"):
+        local(WithSpareLayer(), tmp_path, 2).run()
+
+
+def test_r14_parameters_may_be_unused_if_that_is_said(tmp_path: Path) -> None:
+    """Also in steps in which a rank has no rows: an optimizer that decays weights must not begin to decay unused ones."""
+    ends = []
+    for num_workers in (1, 2):
+        task, path = WithSpareLayer(), tmp_path / str(num_workers)
+        run = local(task, path, num_workers, find_unused_parameters=True, global_batch=101, steps=3)
+        run.run()
+        ends.append(final_weights(run))
+    start = build_state(task, run.config, 3, CPU).model.state_dict()
+    assert torch.equal(ends[1]["spare.weight"], start["spare.weight"])
+    assert not torch.equal(ends[1]["used.weight"], start["used.weight"])
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
+
+
+def test_r14_a_parameter_that_only_an_earlier_micro_batch_used_is_named_too(bench: Make) -> None:
+    class Sometimes(WithSpareLayer):
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            extra = model.spare(batch["x"][:, :3]).sum(1) if batch["row"][0] == 0 else 0  # type: ignore[operator]
+            return (model(batch["x"]) - batch["y"]).pow(2).sum(1) + extra
+
+    with pytest.raises(TaskError, match=r"spare\.weight, spare\.bias"):
+        bench(Sometimes()).run()
+
+
+def test_r14_a_loss_that_goes_around_the_model_is_refused_since_ranks_would_part(bench: Make) -> None:
+    with pytest.raises(TaskError, match="loss did not call the model"):
+        bench(ByMethod()).run()
+
+
+def test_the_models_own_attributes_can_be_used(bench: Make) -> None:
+    class Uses(WithSpareLayer):
+        def loss(self, model: Any, batch: Any) -> Any:
+            assert model.used.in_features == 12
+            assert not hasattr(model, "no_such_thing")
+            return (model(batch["x"]) - batch["y"]).pow(2).sum(1)
+
+    assert bench(Uses(), find_unused_parameters=True).run().applied
+
+
+def test_r16_an_error_in_the_backward_pass_is_the_users(bench: Make) -> None:
+    with pytest.raises(TaskError) as caught:
+        bench(BrokenBackward()).run()
+    assert "ValueError: a wrong gradient" in str(caught.value)
+    assert "the backward pass at step 0 on rank 0" in str(caught.value)
+
+
+def test_bf16_is_for_the_forward_pass_and_weights_stay_fp32(bench: Make) -> None:
+    plain, half = bench(Regression()), bench(Regression(), precision="bf16")
+    losses = plain.run().loss, half.run().loss
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[0] != losses[1]
+    assert {value.dtype for value in half.weights.values()} == {torch.float32}
+
+
+# The commit
+
+
+class Scheduled(WithBatchNorm):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+
+
+def test_r3_a_loss_that_is_not_finite_leaves_everything_as_it_was_but_the_step(bench: Make) -> None:
+    one = bench(Scheduled())
+    one.run()
+    before, rate = digest(one.state), one.state.learning_rate
+    bad = one.micro(4, 8, x=np.full((4, 12), np.nan, np.float32))
+    result = one.run({0: [one.micro(0, 4)], 1: [bad]})
+    assert not result.applied
+    assert not np.isfinite(result.loss)
+    assert digest(one.state) == before
+    assert (one.state.step, one.state.learning_rate) == (2, rate)
+    assert one.run().applied
+    assert one.state.learning_rate < rate
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(clip_norm: float | None, bench: Make) -> None:
+    one = bench(Cliff(), clip_norm=clip_norm)
+    before = digest(one.state)
+    result = one.run()
+    assert (result.loss, result.applied, one.state.step) == (0.0, False, 1)
+    assert digest(one.state) == before
+
+
+def test_a_schedule_moves_with_the_steps(bench: Make) -> None:
+    one = bench(Scheduled())
+    rates = [one.run().learning_rate for _ in range(3)]
+    cosine = [0.1 * (1 + np.cos(np.pi * step / 20)) / 2 for step in range(3)]
+    assert rates == pytest.approx(cosine)
+
+
+def test_signals_come_back_from_all_ranks(bench: Make) -> None:
+    one = bench(Slope())
+    assert one.run().signals == Signals()
+    assert one.run(signals=Signals(newcomers=True)).signals == Signals(newcomers=True)
+    assert one.run(signals=Signals(stop=True)).signals == Signals(stop=True)
+
+
+class Lossy(Group):
+    """Loses its peer in the n-th sum."""
+
+    def __init__(self, group: Group, number: int) -> None:
+        super().__init__(group.generation, group.rank, group.device)
+        self.left = number
+
+    def start_sum(self, vector: torch.Tensor) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:22942")
+        return super().start_sum(vector)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_p2_a_step_that_loses_a_peer_leaves_the_state_and_can_be_taken_again(number: int, bench: Make, group: Group) -> None:
+    undisturbed = bench(Scheduled())
+    undisturbed.run()
+    lossy = Bench(Scheduled(), Lossy(group, number))
+    before = digest(lossy.state)
+    with pytest.raises(PeerLost), peer_loss():
+        lossy.run()
+    assert (lossy.state.step, digest(lossy.state)) == (0, before)
+    lossy.run()
+    assert digest(lossy.state) == digest(undisturbed.state)
+    lossy.stepper.close()
+
+
+def test_dropout_depends_on_the_step_and_the_logical_worker_alone(bench: Make) -> None:
+    one, other = bench(WithDropout()), bench(WithDropout())
+    torch.rand(7)
+    one.run()
+    torch.rand(3)
+    other.run()
+    assert digest(one.state) == digest(other.state)
+    other.state.step = 5
+    one.run()
+    other.run()
+    assert digest(one.state) != digest(other.state)
+
+
+@pytest.mark.parametrize(("place", "step"), [("before reading", 1), ("before forward", 1), ("after commit", 1)])
+def test_p1_a_peer_that_dies_before_the_second_step_of_a_group_is_a_loss_and_no_error_of_the_users(
+    place: str, step: int, tmp_path: Path
+) -> None:
+    """DDP agrees on its buckets in the forward pass of that step, which is inside of the user's code."""
+    config = law_settings(epochs=1)
+    run = LocalRun(TASKS["dropout"], config, tmp_path, Plot(3, kills=[Kill("w0", place, step)], replace=False))
+    steps = run.run()
+    assert_same(run.run_dir, steps, by_hand("dropout", config))
