@@ -16,6 +16,7 @@ from itertools import dropwhile
 from raytrain.data.reading import Piece, Unit, Work, by_first_use, in_order_of_use, units
 
 LEAD_S = 2.0  # Ray Data, once it runs, has its first block after 0.15 s, or 1.5 s where others use the processors too
+MIN_ELAPSED_S = 0.1
 LEAD_ROWS = 1024  # of a logical worker, at least, in case the training has only just begun
 
 
@@ -48,7 +49,7 @@ class Handover:
         work = replace(self._work, plan=replace(self._work.plan))  # a plan remembers epochs, for one thread at a time
         share = work.plan.global_batch / work.plan.num_logical
         rows = self._rows / len(work.held)  # of each logical worker
-        lead = max(LEAD_ROWS, rows * LEAD_S / max(self._clock() - self._began_s, LEAD_S))
+        lead = max(LEAD_ROWS, rows * LEAD_S / max(self._clock() - self._began_s, MIN_ELAPSED_S))
         with self._lock:
             step = self._step = max(self._latest, work.first_step + int((rows + lead) / share)) + 1
         later = {logical: dropwhile(lambda unit: work.first_use(unit) < step, units(work, logical)) for logical in work.held}

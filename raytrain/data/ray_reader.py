@@ -77,7 +77,7 @@ class RayReader:
             batch_format="numpy",
             fn_kwargs={"shipped": shipped},
             num_cpus=0,
-            compute=ray.data.TaskPoolStrategy(size=self.num_tasks),
+            compute=ray.data.TaskPoolStrategy(size=min(self.num_tasks, len(items))),
         )
         tables = iter(blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
         try:

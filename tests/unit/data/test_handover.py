@@ -78,6 +78,7 @@ def lead_of(read_rows: int, elapsed_s: float) -> int:
 
 def test_direct_reading_goes_on_for_as_long_as_ray_data_takes_to_deliver_at_the_pace_so_far() -> None:
     assert 0 <= lead_of(50_000, 10.0) - 5000 * LEAD_S <= 200
+    assert 0 <= lead_of(1000, 0.5) - 2000 * LEAD_S <= 200
     assert 0 <= lead_of(100, 10.0) - LEAD_ROWS <= 200
 
 
