@@ -168,7 +168,7 @@ def _scratch_directory() -> Iterator[str]:
 def _actors(config: RunConfig) -> Iterator[tuple[Any, Any]]:
     """The event sink and the rendezvous of a run; gone after the block."""
     sink = cluster.pinned(EventSink).remote(config.storage, config.name)
-    rendezvous = cluster.pinned(RendezvousActor).remote(config.min_workers)
+    rendezvous = cluster.pinned(RendezvousActor).remote(config.min_workers, config.collective_timeout_s)
     try:
         yield sink, rendezvous
         ray.get(sink.close.remote())

@@ -58,13 +58,13 @@ class Watch:
         self._wish, self._stop_grace_s = wish, stop_grace_s
         self._asked_to_stop = False
         self._next: int = ray.get(sink.opened_at.remote())
-        self._answer = sink.since.remote(self._next)
+        self._asked = self._ask()
 
     def look(self) -> None:
         """Raises StopLimit when a stop takes too long."""
-        if ray.wait([self._answer], timeout=0)[0]:
-            self._show(ray.get(self._answer))
-            self._answer = self._sink.since.remote(self._next)
+        if ray.wait([self._asked[1]], timeout=0)[0]:
+            self._show(*self._asked)
+            self._asked = self._ask()
         self._viewer.tick(time.time())
         if self._wish.signal is not None and not self._asked_to_stop:
             self._asked_to_stop = True
@@ -73,11 +73,16 @@ class Watch:
             raise StopLimit(f"the workers did not finish a step and save it within {self._stop_grace_s:g} s")
 
     def last_look(self) -> None:
-        """Shows what has not been shown yet."""
-        self._show(ray.get(self._answer))
-        self._show(ray.get(self._sink.since.remote(self._next)))
+        """Shows what has not been shown yet; also right after a second signal broke into `look`, wherever it was."""
+        self._show(*self._asked)
+        self._show(*self._ask())
 
-    def _show(self, events: list[Event]) -> None:
+    def _ask(self) -> tuple[int, Any]:
+        """Asks for the events from number `_next` on: that number, and where the answer will be."""
+        return self._next, self._sink.since.remote(self._next)
+
+    def _show(self, first: int, answer: Any) -> None:
+        events: list[Event] = ray.get(answer)[self._next - first :]
         self._next += len(events)
         if events:
             self._viewer.on_events(events)

@@ -14,6 +14,9 @@ from raytrain.worker.group import Group
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
 from raytrain.worker.surroundings import Surroundings
 
+KEEP_TOGETHER_STEPS = 16
+"""The ranks wait for each other so often, so that a slow one is not taken for lost, and a lost one is noticed."""
+
 Sums = dict[str, tuple[float, float]]
 """(sum, weight) by metric."""
 
@@ -29,7 +32,11 @@ def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: s
     model.eval()
     with torch.no_grad(), closing(around.feed(name, held, 0, num_steps)) as feed:
         for step in range(num_steps):
-            for logical, micros in feed.step(step).items():
+            if step % KEEP_TOGETHER_STEPS == 0:
+                group.sum(torch.zeros(1, device=group.device))
+            with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
+                shares = feed.step(step)
+            for logical, micros in shares.items():
                 seed_everything(step, logical)
                 for micro in micros:
                     _add(mine[logical], _sums_of(around, model, micro))

@@ -21,6 +21,7 @@ from raytrain.worker.audit import gather_row_ids
 from raytrain.worker.bell import Bell
 from raytrain.worker.boundary import BoundaryDuties
 from raytrain.worker.group import Group, PeerLost, form, serve_store
+from raytrain.worker.hooks import user_code
 from raytrain.worker.start import restore_newest, warm_up
 from raytrain.worker.state import TrainState, build_state, synchronise
 from raytrain.worker.step import Signals, Stepper
@@ -40,6 +41,7 @@ class Loop:
             config.best,
             telemetry.emit,
             before_write=lambda: telemetry.flush(wait=True),  # so that a checkpoint never knows steps that the log does not
+            max_stall_s=config.collective_timeout_s / 2,  # a leader that waits longer would be taken for lost
         )
         self.rank = 0
         """The rank in the latest generation."""
@@ -102,7 +104,8 @@ class Loop:
     def _step(self, state: TrainState, group: Group, stepper: Stepper, feed: Feed, signals: Signals) -> Signals:
         """One step, redone elsewhere if it fails, recorded if it does not; returns what all ranks agreed on."""
         around, step = self._around, state.step
-        shares = feed.step(step)
+        with user_code(f"transform, or reading, for step {step} on rank {group.rank}"):
+            shares = feed.step(step)
         row_ids = gather_row_ids(group, around.plan, step, shares) if around.config.audit else None
         rows = around.plan.rows_in_step(step)
         result = stepper.run(shares, rows, signals)

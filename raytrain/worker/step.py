@@ -160,7 +160,7 @@ class Stepper:
         for logical, micro, is_first, is_last, is_final in _passes_of(shares):
             self._replica.require_backward_grad_sync, self._replica.num_calls = is_final, 0
             if is_first:
-                seed_everything(self._config.seed, step, logical)
+                seed_everything(self._config.seed, step + 1, logical)  # (seed, 0, 0) are the initial weights'
                 self._buffers.rewind()
             loss, weight = self._forward(micro)
             vector[0] += loss.detach().double()

@@ -69,10 +69,8 @@ def start(script: Path, name: str, step_s: float, *flags: str) -> JobProcess:
     return JobProcess(script, *words, environment={"STEP_S": str(step_s)})
 
 
-def stop(job: JobProcess, script: Path, name: str, *signals: signal.Signals, group: bool = False) -> Stopped:
-    for number in signals:
-        job.signal(number, group)
-    asked = time.monotonic()
+def finish(job: JobProcess, script: Path, name: str, asked: float) -> Stopped:
+    """Waits for the end of a job that got its signal at `asked`, monotonic seconds."""
     code = job.finish()
     return Stopped(job, code, time.monotonic() - asked, events_of(script.parent / "runs", name))
 
@@ -81,10 +79,13 @@ def stop(job: JobProcess, script: Path, name: str, *signals: signal.Signals, gro
 def stopped(script: Path) -> dict[str, Stopped]:
     """Two runs on one machine at the same time; each stopped in its own way, in the middle of training."""
     names = {"by-sigterm": signal.SIGTERM, "by-ctrl-c": signal.SIGINT}
-    jobs = {name: start(script, name, 0.3) for name in names}
+    jobs = {name: start(script, name, 0.5) for name in names}
     for job in jobs.values():
         job.read_until(" step ")
-    return {name: stop(job, script, name, names[name], group=name == "by-ctrl-c") for name, job in jobs.items()}
+    asked = time.monotonic()
+    for name, job in jobs.items():
+        job.signal(names[name], group=name == "by-ctrl-c")
+    return {name: finish(job, script, name, asked) for name, job in jobs.items()}
 
 
 @pytest.mark.parametrize(("name", "code"), [("by-sigterm", 143), ("by-ctrl-c", 130)])

@@ -49,7 +49,7 @@ def train(
                 continue
             for name, buffer in model.named_buffers():
                 buffer.copy_(start[name])
-            seed(run_seed, step, logical)
+            seed(run_seed, step + 1, logical)
             loss = task.loss(model, {name: column[share] for name, column in tensors.items()})
             value, count = loss if isinstance(loss, tuple) else (loss.sum(), len(share))
             (value / num_rows).backward()

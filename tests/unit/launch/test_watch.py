@@ -92,6 +92,21 @@ def test_an_answer_that_is_not_there_is_not_waited_for(sink: Sink) -> None:
     assert (seen.texts, seen.num_ticks) == ([], 1)
 
 
+def test_r16_a_second_signal_in_the_middle_of_a_look_shows_nothing_twice(sink: Sink) -> None:
+    seen = Seen()
+    watching = Watch(sink, Rendezvous(), seen, StopWish(), 2.5)
+    sink.events.append(printed(2))
+    watching.look()
+    asked = sink.since
+    sink.since = Remote(lambda number: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        watching.look()
+    sink.since = asked
+    sink.events.append(printed(3))
+    watching.last_look()
+    assert seen.texts == ["2", "3"]
+
+
 def test_r16_the_wish_to_stop_is_passed_on_once_and_has_a_limit(sink: Sink) -> None:
     now, rendezvous = [0.0], Rendezvous()
     wish = StopWish(clock=lambda: now[0])

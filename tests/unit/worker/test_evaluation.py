@@ -27,8 +27,13 @@ NUM_LOGICAL = 4
 class Ranks:
     """Gathers what the ranks of a group have, one rank after the other in one process."""
 
+    device = CPU
+
     def __init__(self) -> None:
         self.values: list[Any] = []
+
+    def sum(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector
 
     def gather(self, value: Any) -> list[Any]:
         self.values.append(value)
@@ -172,7 +177,7 @@ def test_evaluation_uses_the_precision_of_the_run() -> None:
 
 
 def test_nothing_is_gathered_before_all_rows_are_seen() -> None:
-    """The only collective is at the end, so that ranks cannot wait for each other in different places."""
+    """So that a rank does not gather before another one, which has more to read, has seen its last row."""
     gathered = SimpleNamespace(num=0)
 
     class Once(Ranks):
