@@ -15,7 +15,7 @@ from itertools import dropwhile
 
 from raytrain.data.reading import Piece, Unit, Work, by_first_use, in_order_of_use, units
 
-LEAD_S = 2.0  # Ray Data, once it runs, has its first block after 0.15 s, or 1.5 s where others use the processors too
+LEAD_S = 2.0  # Ray Data, once it runs, has its first block after 0.2 s, or 1.5 s where others use the processors too
 MIN_ELAPSED_S = 0.1
 LEAD_ROWS = 1024  # of a logical worker, at least, in case the training has only just begun
 

@@ -28,6 +28,7 @@ def test_units_share_a_task_up_to_its_rows_and_a_larger_one_has_its_own() -> Non
 
 
 def test_the_blocks_of_all_datasets_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_reader, "FIRST_TASKS", 3)
     monkeypatch.setattr(ray_reader, "TASKS_PER_DATASET", 7)
     tasks = list(_tasks(iter(some_units(*[5] * 100)), max_rows=10))
     sizes = []
@@ -38,11 +39,11 @@ def test_the_blocks_of_all_datasets_come_in_order(monkeypatch: pytest.MonkeyPatc
 
     made = list(_in_turn(run, iter(tasks)))
     assert [row for one in made for row in one.rows.tolist()] == list(range(500))
-    assert sizes == [7] * 7 + [1]
+    assert sizes == [3] + [7] * 6 + [5]
 
 
 def test_the_next_dataset_starts_while_the_latest_one_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_reader, "TASKS_PER_DATASET", 6)
+    monkeypatch.setattr(ray_reader, "FIRST_TASKS", 6)
     started = threading.Semaphore(0)
 
     def run(some: list[list[Unit]]) -> Iterator[Block]:

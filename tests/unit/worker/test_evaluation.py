@@ -27,7 +27,7 @@ NUM_LOGICAL = 4
 class Ranks:
     """Gathers what the ranks of a group have, one rank after the other in one process."""
 
-    device = CPU
+    device, rank = CPU, 0
 
     def __init__(self) -> None:
         self.values: list[Any] = []
