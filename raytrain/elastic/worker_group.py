@@ -224,7 +224,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 "run.workers",
                 f"at least {self._wiring.min_workers} workers; {placed} could be placed in {waited_s:.0f} s",
                 reason,
-                "lower --run.workers or --run.cpus-per-worker, add nodes, or raise --run.start-timeout-s",
+                "lower run.workers or run.cpus_per_worker, add nodes, or raise run.start_timeout_s",
             )
 
     def _tell_lost(self, joiner: Joiner, worker: Worker | None, reason: str) -> None:

@@ -113,12 +113,14 @@ def events_of(storage: Path, name: str) -> list[Event]:
     return list(read(RunDir.at(str(storage), name)))
 
 
-def wait_until_gone(job: JobProcess, timeout_s: float) -> list[str]:
-    """What is left of the job's processes after at most some seconds; they end soon after the driver."""
+def wait_until_gone(job: JobProcess, timeout_s: float, besides: tuple[str, ...] = ()) -> list[str]:
+    """What is left of the job's processes after at most some seconds, but for those that have one of the names `besides`."""
     until = time.monotonic() + timeout_s
-    while (left := job.left_behind()) and time.monotonic() < until:
+    while True:
+        left = [command for command in job.left_behind() if not any(name in command for name in besides)]
+        if not left or time.monotonic() > until:
+            return left
         time.sleep(0.05)
-    return left
 
 
 def _command(pid: int) -> str:

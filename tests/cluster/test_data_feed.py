@@ -335,14 +335,14 @@ def test_direct_reading_goes_on_until_ray_data_runs(source: ParquetSource, monke
         feeding(source, plan, [0, 1], 7, 1000, DirectReader(), noisy) as direct,
     ):
         step = 7
-        while step < 207 or step < handed_over[0] + 60:
+        while step < 67 or step < handed_over[0] + 30:
             got, wanted = feed.step(step), direct.step(step)
             for logical, share in got.items():
                 for one, other in zip(share, wanted[logical], strict=True):
                     assert one.rows.tolist() == other.rows.tolist()
                     assert one.columns["t"].equal(other.columns["t"])
             step += 1
-            if step == 207:
+            if step == 67:
                 assert not handed_over
                 may_run.set()
                 assert agreed.wait(60)

@@ -19,6 +19,7 @@ from tests.laws.compare import assert_same, by_hand, settings
 from tests.support import law_job
 
 ROOT = Path(__file__).parents[2]
+RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")  # Ray's own; they notice the end of their raylet after a while
 ONE_EPOCH = {"global_batch": 4, "epochs": 1}
 
 
@@ -57,7 +58,8 @@ def test_r1_r10_a_driver_that_is_killed_twice_in_an_epoch_changes_nothing(tmp_pa
         step = wait_for_checkpoint(run_dir, step, job)
         os.kill(job.process.pid, signal.SIGKILL)
         job.finish()
-        assert wait_until_gone(job, timeout_s=30) == []
+        left = wait_until_gone(job, timeout_s=30, besides=RAY_AGENTS)
+        assert left == []
     gate.unlink()
     job = start(tmp_path, gate, workers=3)
     assert job.finish() == 0, job.err
