@@ -74,5 +74,6 @@ class Task(BaseModel):
         """Prepares rows on the CPU, off the training process where possible (Ray Data).
 
         Takes and returns numpy columns: {name: array of shape [rows, ...]}; must keep the number and order of rows.
+        The generators of numpy, random and torch are seeded by the place of the rows before each call.
         """
         return batch
