@@ -26,7 +26,8 @@ from raytrain.elastic.internals import (
 )
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 
-POLL_EVERY_S = 0.2
+POLL_EVERY_S = 0.5
+LOOK_EVERY_S = 0.25
 
 
 class _NoBackend(Backend):
@@ -106,7 +107,7 @@ class ElasticTrainer(TorchTrainer):
         controller = ray.remote(num_cpus=0, label_selector=here)(ElasticController).remote(**kwargs)
         try:
             running = controller.run.remote()
-            while not ray.wait([running], timeout=0.1)[0]:
+            while not ray.wait([running], timeout=LOOK_EVERY_S)[0]:
                 self._while_running()
             ray.get(running)
             return ray.get(controller.get_result.remote())

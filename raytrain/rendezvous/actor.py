@@ -79,7 +79,7 @@ class RendezvousActor:
             while time.monotonic() < until and generation == self._state.generation.number:
                 if self._state.stop_asked or self._state.should_let_in(time.monotonic()):
                     break
-                await self._wait(0.1)
+                await self._wait(0.1 if self._state.newcomers else 0.5)
             return self._state.should_let_in(time.monotonic()), self._state.stop_asked
 
     async def stop(self) -> None:

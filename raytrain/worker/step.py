@@ -68,6 +68,7 @@ class Replica(DistributedDataParallel):
                 _Idle(model, find_unused_parameters),
                 broadcast_buffers=False,
                 init_sync=False,
+                gradient_as_bucket_view=True,
                 find_unused_parameters=find_unused_parameters,
             )
         self.num_calls = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import Event, StepsDone
 
-SEND_EVERY_S = 0.25
+SEND_EVERY_S = 0.5
 KEEP_S = 60.0
 MAX_UNSENT = 20_000
 """How many events wait while deliveries fail; older ones are given up."""
