@@ -1,17 +1,15 @@
-"""Ray Train's controller and trainer, with the few decisions changed that would restart a group.
+"""Ray Train's controller, with the few decisions changed that would restart a group.
 
-The controller polls the elastic worker group and ends the run when it has finished or when user code raised; losses never
-reach it. `ElasticTrainer` is a `TorchTrainer`; it runs in the driver's process.
+It polls the elastic worker group and ends the run when it has finished or when user code raised; losses never reach it.
+Runs as an actor on the driver's node; it does not import torch, since that would make every start 2 s longer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
-import ray
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.backend import BackendConfig
 
 from raytrain.elastic.internals import (
     ENABLE_PREEMPTION_WATCHER_ENV_VAR,
@@ -27,15 +25,16 @@ from raytrain.elastic.internals import (
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 
 POLL_EVERY_S = 0.5
-LOOK_EVERY_S = 0.25
 
 
 class _NoBackend(Backend):
     """The workers form their own process groups, one per generation."""
 
 
-class NoBackendTorchConfig(TorchConfig):
-    """Keeps Ray Train from forming a process group of its own."""
+class NoBackendConfig(BackendConfig):
+    """Keeps Ray Train from forming a process group of its own; takes the place of a `TorchConfig`."""
+
+    backend = "gloo"
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -82,34 +81,3 @@ class ElasticController(TrainController):
     def _is_training_succeeded(worker_group_status: WorkerGroupPollStatus) -> bool:
         """A group without workers waits for some; it has not finished."""
         return bool(worker_group_status.worker_statuses) and TrainController._is_training_succeeded(worker_group_status)
-
-
-class ElasticTrainer(TorchTrainer):
-    """A `TorchTrainer` whose `fit` calls `while_running` several times a second.
-
-    Args:
-        while_running: called in the driver's main thread while the run goes on; may raise to end the run.
-        All others are those of `TorchTrainer`.
-    """
-
-    def __init__(self, *args: Any, while_running: Callable[[], None], **kwargs: Any) -> None:
-        super().__init__(*args, torch_config=NoBackendTorchConfig(backend="gloo"), **kwargs)
-        self._while_running = while_running
-
-    def _create_default_callbacks(self) -> list[Any]:
-        """None of Ray's: they form process groups, shard datasets and change directories."""
-        return []
-
-    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        kwargs["scaling_policy"] = StartOnce(self.scaling_config)
-        kwargs["failure_policy"] = EndOnErrors(self.run_config.failure_config)
-        here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-        controller = ray.remote(num_cpus=0, label_selector=here)(ElasticController).remote(**kwargs)
-        try:
-            running = controller.run.remote()
-            while not ray.wait([running], timeout=LOOK_EVERY_S)[0]:
-                self._while_running()
-            ray.get(running)
-            return ray.get(controller.get_result.remote())
-        finally:
-            ray.kill(controller)

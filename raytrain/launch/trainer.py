@@ -19,7 +19,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.elastic.controller import ElasticTrainer
+from raytrain.elastic.trainer import ElasticTrainer
 from raytrain.elastic.wiring import WIRING, Wiring
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.launch import cluster, resume, storage

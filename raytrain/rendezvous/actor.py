@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import ray
+import ray.train  # the handles of workers need it, and the first one should not wait for it
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from raytrain.rendezvous.state import NOBODY, Entrant, Generation, Rendezvous

@@ -20,6 +20,6 @@ def gather_row_ids(group: Group, plan: Plan, step: int, shares: Shares) -> str:
     for logical, micros in shares.items():
         place = sum(plan.share(step, earlier) for earlier in range(logical))
         for micro in micros:
-            places[place : place + len(micro.rows)] += torch.from_numpy(micro.rows)
+            places[place : place + len(micro.rows)] += torch.from_numpy(micro.rows.copy())
             place += len(micro.rows)
     return pack(group.sum(places.to(group.device)).cpu().numpy())

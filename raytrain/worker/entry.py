@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
 
-from raytrain.config import RunConfig
-from raytrain.data.source import Source
-from raytrain.events.kinds import Event
-from raytrain.plan.order import Plan
-from raytrain.task import Task
+if TYPE_CHECKING:  # the controller imports this module too, and needs none of these
+    from raytrain.config import RunConfig
+    from raytrain.data.source import Source
+    from raytrain.events.kinds import Event
+    from raytrain.plan.order import Plan
+    from raytrain.task import Task
 
 
 @dataclass(frozen=True)

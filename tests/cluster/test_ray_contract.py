@@ -20,7 +20,8 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.train import ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.backend import BackendConfig
+from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup as _WorkerGroup
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
@@ -149,7 +150,7 @@ SIGNATURES: list[tuple[str, Callable[..., Any], list[str]]] = [
 
 @pytest.mark.parametrize(("what", "function", "expected"), SIGNATURES, ids=[row[0].split(",")[0] for row in SIGNATURES])
 def test_signatures_are_those_that_are_used(what: str, function: Callable[..., Any], expected: list[str]) -> None:
-    found = parameters(function)
+    found = [name for name in parameters(function) if name != "_ray_trace_ctx"]  # added once the class has been an actor's
     assert found == expected, f"{what}: it takes {found} now"
 
 
@@ -237,8 +238,8 @@ def test_the_policies_and_the_placement_can_be_made() -> None:
 def test_the_trainer_is_the_one_whose_methods_are_overridden() -> None:
     assert issubclass(TorchTrainer, DataParallelTrainer), "ray.train.torch.TorchTrainer is another one now: Train V2 is off"
     assert "torch_config" in parameters(TorchTrainer.__init__)
-    assert issubclass(controller.NoBackendTorchConfig(backend="gloo").backend_cls, internals.Backend)
-    assert isinstance(TorchConfig.backend_cls, property), "TorchConfig.backend_cls is no property any more"
+    assert issubclass(controller.NoBackendConfig().backend_cls, internals.Backend)
+    assert isinstance(BackendConfig.backend_cls, property), "BackendConfig.backend_cls is no property any more"
 
 
 def test_fit_hands_the_controller_what_is_replaced_here() -> None:
