@@ -1,17 +1,17 @@
 """Ray Train's controller, with the few decisions changed that would restart a group.
 
 It polls the elastic worker group and ends the run when it has finished or when user code raised; losses never reach it.
-Runs as an actor on the driver's node; it does not import torch, since that would make every start 2 s longer.
+Runs in a thread of the driver.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ray.train.backend import BackendConfig
 
 from raytrain.elastic.internals import (
+    ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR,
     ENABLE_PREEMPTION_WATCHER_ENV_VAR,
     Backend,
     FailureDecision,
@@ -25,6 +25,8 @@ from raytrain.elastic.internals import (
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 
 POLL_EVERY_S = 0.5
+QUIET = {ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0", ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR: "0"}
+"""Environment variables with which the controller is made: nothing of Ray's own beside it."""
 
 
 class _NoBackend(Backend):
@@ -68,14 +70,19 @@ class StartOnce(ScalingPolicy):
 
 
 class ElasticController(TrainController):
-    """Runs as an actor on the driver's node."""
+    """Ray Train's control loop over an elastic worker group; make it with the variables `QUIET` set."""
 
     worker_group_cls = ElasticWorkerGroup
 
     def __init__(self, **kwargs: Any) -> None:
-        os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] = "0"
         super().__init__(**kwargs)
         self._health_check_interval_s = POLL_EVERY_S
+
+    def let_go(self) -> None:
+        """Ends what is left of the workers; from any thread, after the control loop."""
+        group = self.get_worker_group()
+        if isinstance(group, ElasticWorkerGroup):
+            group.let_go()
 
     @staticmethod
     def _is_training_succeeded(worker_group_status: WorkerGroupPollStatus) -> bool:

@@ -7,7 +7,10 @@ and signature that is used, so that another Ray fails there and says what change
 from __future__ import annotations
 
 from ray.train.backend import Backend
-from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
+from ray.train.v2._internal.constants import (
+    ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR,
+    ENABLE_PREEMPTION_WATCHER_ENV_VAR,
+)
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 from ray.train.v2._internal.execution.context import DistributedContext
 from ray.train.v2._internal.execution.controller.controller import TrainController
@@ -21,6 +24,7 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker,
 from ray.train.v2._internal.util import bundle_to_remote_args
 
 __all__ = [
+    "ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR",
     "ENABLE_PREEMPTION_WATCHER_ENV_VAR",
     "Backend",
     "DistributedContext",

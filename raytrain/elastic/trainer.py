@@ -1,23 +1,33 @@
-"""The `TorchTrainer` of an elastic run: starts the controller and looks after it until it ends. In the driver's process."""
+"""The `TorchTrainer` of an elastic run: carries the controller in a thread and looks after it until it ends.
+
+Ray Train makes the controller an actor. Here it lives in the driver's process, on whose end the run ends anyway: one
+process less that can die, that takes time from the workers, and that must start before they do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import ray
 from ray.train.torch import TorchTrainer
 
-from raytrain.elastic.controller import ElasticController, EndOnErrors, NoBackendConfig, StartOnce
+from raytrain.elastic.controller import QUIET, ElasticController, EndOnErrors, NoBackendConfig, StartOnce
 
 LOOK_EVERY_S = 0.25
+END_LIMIT_S = 2.0
+"""What the controller may take to end its turn when it is called off."""
 
 
 class ElasticTrainer(TorchTrainer):
     """A `TorchTrainer` whose `fit` calls `while_running` several times a second.
 
     Args:
-        while_running: called in the driver's main thread while the run goes on; may raise to end the run.
+        while_running: called in the thread that called `fit` while the run goes on; may raise to end the run.
         All others are those of `TorchTrainer`.
     """
 
@@ -32,13 +42,43 @@ class ElasticTrainer(TorchTrainer):
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["scaling_policy"] = StartOnce(self.scaling_config)
         kwargs["failure_policy"] = EndOnErrors(self.run_config.failure_config)
-        here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-        controller = ray.remote(num_cpus=0, label_selector=here)(ElasticController).remote(**kwargs)
+        with _variables(QUIET):
+            controller = ElasticController(**kwargs)
         try:
-            running = controller.run.remote()
-            while not ray.wait([running], timeout=LOOK_EVERY_S)[0]:
-                self._while_running()
-            ray.get(running)
-            return ray.get(controller.get_result.remote())
+            with _in_thread(controller.run()) as running:
+                while not concurrent.futures.wait([running], LOOK_EVERY_S).done:
+                    self._while_running()
+                running.result()
+            return controller.get_result()
         finally:
-            ray.kill(controller)
+            controller.let_go()
+
+
+@contextlib.contextmanager
+def _in_thread(work: Coroutine[Any, Any, None]) -> Iterator[concurrent.futures.Future[None]]:
+    """Runs a coroutine in a thread of its own, and calls it off at the end of the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="controller", daemon=True)
+    thread.start()
+    running = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        yield running
+    finally:
+        running.cancel()
+        loop.call_soon_threadsafe(loop.call_soon, loop.stop)  # one turn later, so that the cancelled work has ended
+        thread.join(END_LIMIT_S)
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

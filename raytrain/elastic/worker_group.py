@@ -2,7 +2,7 @@
 
 It starts empty; every worker, the first ones too, comes in as a joiner. A lost worker is dropped and asked for again,
 inside the poll, so that Ray Train's controller stays in its running state and restarts nothing. What the workers do
-about it among themselves is the rendezvous' business. It runs in the controller's process.
+about it among themselves is the rendezvous' business. It runs in the controller's thread.
 """
 
 from __future__ import annotations
@@ -104,9 +104,13 @@ class ElasticWorkerGroup(WorkerGroup):
         try:
             super().shutdown()
         finally:
-            for joiner in [*self._joiners, *self._running]:
-                joiner.let_go()
-            self._joiners, self._running = [], []
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Gives all workers and their resources back; may be called again."""
+        for joiner in [*self._joiners, *self._running]:
+            joiner.let_go()
+        self._joiners, self._running = [], []
 
     # Coming
 
@@ -147,7 +151,7 @@ class ElasticWorkerGroup(WorkerGroup):
             "synchronization_actor": None,  # serves `ray.train.report`, which a task does not call
             "storage_context": self._storage_context,
             "worker_callbacks": self._worker_callbacks_to_propagate,
-            "controller_actor": ray.get_runtime_context().current_actor,
+            "controller_actor": None,  # likewise
         }
 
     def _distributed_context(self, joiner: Joiner) -> DistributedContext:

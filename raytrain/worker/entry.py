@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 
-if TYPE_CHECKING:  # the controller imports this module too, and needs none of these
+if TYPE_CHECKING:  # imported in the worker only once its environment is set
     from raytrain.config import RunConfig
     from raytrain.data.source import Source
     from raytrain.events.kinds import Event

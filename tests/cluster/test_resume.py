@@ -46,7 +46,8 @@ def wait_for_checkpoint(run_dir: RunDir, job: JobProcess, timeout_s: float = 90)
     """Returns once the job has saved a checkpoint more than there were at its start; no other job writes here."""
     before, until = num_saved(run_dir), time.monotonic() + timeout_s
     while num_saved(run_dir) == before:
-        assert time.monotonic() < until and job.process.poll() is None, f"no checkpoint: {job.err}"
+        assert job.process.poll() is None, job.err
+        assert time.monotonic() < until, f"no checkpoint: {job.err}"
         time.sleep(0.05)
 
 
