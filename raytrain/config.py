@@ -103,9 +103,17 @@ class RunConfig(BaseModel):
     max_failures: int = Field(8, ge=0)
     """Workers that may be lost in a row without a finished step in between, before the run gives up."""
     start_timeout_s: float = Field(60.0, gt=0)
-    """Seconds to wait for the resources of the smallest number of workers."""
-    collective_timeout_s: float = Field(60.0, gt=0)
-    """Seconds after which a worker that waits for its peers in a step gives up and re-forms the group."""
+    """Seconds to wait for the resources of the smallest number of workers, before there ever were enough."""
+    wait_timeout_s: float = Field(1800.0, gt=0)
+    """Seconds for which too few workers wait for more, with the state in memory, before they save it and end the run."""
+    heartbeat_timeout_s: float = Field(10.0, gt=0)
+    """Seconds without a heartbeat after which a worker is taken for dead, and killed."""
+    hang_timeout_s: float = Field(25.0, gt=0)
+    """Seconds that a worker may spend in one call of the task's code, once it has finished a step, before it is killed."""
+    slow_timeout_s: float = Field(600.0, gt=0)
+    """Seconds for what may be slow: a worker's start, its first pass (compilation), reading data."""
+    collective_timeout_s: float = Field(20.0, gt=0)
+    """Seconds for which a worker waits for its peers in a step before it re-forms the group; doubled after a false alarm."""
     stop_grace_s: float = Field(2.5, gt=0)
     """Seconds that a stop (Ctrl-C, SIGTERM) may take to finish the step and save."""
     audit: bool = False

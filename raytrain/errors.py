@@ -6,6 +6,8 @@ value breaks, and the fix. All of them survive pickling, since they travel betwe
 
 from __future__ import annotations
 
+SHOWN_ROWS = 64
+
 
 class RaytrainError(Exception):
     """Base of all errors that raytrain raises on purpose."""
@@ -71,6 +73,28 @@ class TaskError(RaytrainError):
 
 class WorkersLostError(RaytrainError):
     """More workers were lost without a step in between than the run allows."""
+
+
+class DeadlyRowsError(RaytrainError):
+    """Worker processes died in the same step again and again, with the same rows.
+
+    Args:
+        step: in which they died; counts from 0.
+        logical: the logical workers whose rows each of them had.
+        cause: what Ray said of the last one.
+        rows: the rows, where they are known.
+    """
+
+    def __init__(self, step: int, logical: tuple[int, ...], cause: str, rows: tuple[int, ...] = ()) -> None:
+        super().__init__(step, logical, cause, rows)
+        self.step, self.logical, self.cause, self.rows = step, logical, cause, rows
+
+    def __str__(self) -> str:
+        shares = ", ".join(map(str, self.logical))
+        shown = ", ".join(map(str, self.rows[:SHOWN_ROWS])) + (", ..." if len(self.rows) > SHOWN_ROWS else "")
+        rows = f"\nits rows of train: {shown}" if self.rows else ""
+        where = f"step {self.step}, with the share of logical worker {shares}"
+        return f"the same rows killed their worker again and again: {where}: {self.cause}{rows}"
 
 
 class InternalError(RaytrainError):

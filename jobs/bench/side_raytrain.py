@@ -1,4 +1,4 @@
-"""The benchmarks' workload as a raytrain job; `recovery.py` and `step.py` start it."""
+"""The benchmarks' workload as a raytrain job; the other files here start it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class Bench(raytrain.Task):
 
     log_dir: str
     """Directory that gets the times of the steps."""
+    width: int = workload.WIDTH
+    """Units of each hidden layer."""
 
     def data(self):
         return {"train": raytrain.arrays(**workload.make_columns())}
 
     def model(self):
-        return workload.build_model()
+        return workload.build_model(self.width)
 
     def optimizer(self, model):
         return workload.build_optimizer(model)

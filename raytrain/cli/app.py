@@ -8,11 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pydantic_settings import CliApp, CliSubCommand
+from pydantic import ValidationError
+from pydantic_settings import CliApp, CliSettingsSource, CliSubCommand
 
 from raytrain.cli.audit import Audit
-from raytrain.cli.parser import CommandLine, exit_code, settings_source
-from raytrain.errors import RaytrainError
+from raytrain.cli.chaos import Chaos
+from raytrain.cli.flags import flag_of
+from raytrain.cli.ledger import LedgerCommand
+from raytrain.cli.parser import CommandLine, Parser, exit_code, settings_source
+from raytrain.errors import ConfigError, RaytrainError
 
 
 class App(CommandLine):
@@ -24,6 +28,10 @@ class App(CommandLine):
 
     audit: CliSubCommand[Audit]
     """Prove that each row was trained on exactly once."""
+    ledger: CliSubCommand[LedgerCommand]
+    """Show where the time of a run went."""
+    chaos: CliSubCommand[Chaos]
+    """Disturb a run on purpose, to see what it survives."""
 
     def cli_cmd(self) -> None:
         CliApp.run_subcommand(self)
@@ -41,10 +49,20 @@ def run(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(source.root_parser.format_help())
         return 2
     try:
-        CliApp.run(App, arguments, cli_settings_source=source)
+        _run(arguments, source)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except (RaytrainError, KeyboardInterrupt) as error:
         sys.stderr.write(f"error: {error}\n" if isinstance(error, RaytrainError) else "stopped\n")
         return exit_code(error)
     return 0
+
+
+def _run(arguments: list[str], source: CliSettingsSource[Parser]) -> None:
+    try:
+        CliApp.run(App, arguments, cli_settings_source=source)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        command, *flag = map(str, first["loc"])
+        where, rule = flag_of(".".join(flag)), first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(where, first["input"], rule, f"see raytrain {command} --help") from None

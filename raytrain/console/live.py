@@ -16,8 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raytrain.console.words import begun_again, clock, printed_line, summary, take, with_note
+from raytrain.console.words import begun_again, clock, printed_line, summary, take, where_time_went, with_note
 from raytrain.events import kinds
+from raytrain.events.ledger import Ledger
 from raytrain.events.view import RunView
 from raytrain.events.words import count_of, format_logical, format_number
 from raytrain.units import format_bytes, format_count, format_seconds
@@ -85,12 +86,12 @@ def render(view: RunView, width: int, now: float | None = None) -> RenderableTyp
     Args:
         view: what is known of the run.
         width: of the terminal, in columns.
-        now: Unix time in seconds, from which the time since the start is counted; None leaves it out.
+        now: Unix time in seconds, up to which time is counted; None: up to the last event, and the header leaves it out.
     """
     width = min(width, MAX_WIDTH)
     parts = [_header(view, width, now)]
     if view.run:
-        parts += [_progress(view, width), Text(), _numbers(view, width)]
+        parts += [_progress(view, width), Text(), _numbers(view, width, now)]
     if view.members or view.starting:
         parts += [Text(), _workers(view, width)]
     if view.notes:
@@ -134,7 +135,7 @@ def _progress(view: RunView, width: int) -> RenderableType:
     return grid
 
 
-def _numbers(view: RunView, width: int) -> RenderableType:
+def _numbers(view: RunView, width: int, now: float | None) -> RenderableType:
     grid = _grid(width)
     grid.add_column(style="dim", width=9, no_wrap=True)
     grid.add_column(width=10, no_wrap=True)
@@ -154,7 +155,18 @@ def _numbers(view: RunView, width: int) -> RenderableType:
         grid.add_row("saved", f"step {view.checkpoint.step}", size)
     if view.num_skipped:
         grid.add_row("skipped", count_of(view.num_skipped, "step"), "of which the loss or the gradient was not finite")
+    _add_goodput(grid, view.books.at(now), width - 19)
     return grid
+
+
+def _add_goodput(grid: Table, ledger: Ledger, room: int) -> None:
+    """A row with the classes that fit in `room` columns, the longest first."""
+    classes = where_time_went(ledger)
+    ends = itertools.accumulate(len(f"{title} {time}  ") for title, time in classes)
+    fitting = [one for one, end in zip(classes, ends, strict=True) if end - 2 <= room]
+    if classes:
+        times = Text("  ").join(Text.assemble((f"{title} ", "dim"), time) for title, time in fitting)
+        grid.add_row("goodput", f"{100 * ledger.goodput:.1f} %", times)
 
 
 def _workers(view: RunView, width: int) -> RenderableType:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 from raytrain.events.kinds import CheckpointSaved, EvaluationDone, Event, Printed, StepSkipped
+from raytrain.events.ledger import TITLES, Ledger
 from raytrain.events.view import Note, RunView, reduce
 from raytrain.events.words import clean, count_of, format_metrics
 from raytrain.rundir import CHECKPOINTS
@@ -16,6 +17,8 @@ from raytrain.units import format_seconds
 
 ROUTINE = (EvaluationDone, CheckpointSaved, StepSkipped)
 """Events that may come in each second; the newest of each is shown among the numbers."""
+
+LEAST_SHOWN_S = 0.0005  # what would be shown as 0 ms is left out
 
 
 def printed_line(event: Printed) -> str:
@@ -30,7 +33,8 @@ def clock(unix_s: float) -> str:
 
 def begun_again(view: RunView) -> RunView:
     """What is known of a run that goes on, for a new start: how it ended before, and its workers, are past."""
-    return replace(view, ended=None, members=(), lost=frozenset(), starting=(), waiting=None, recent=(), notes=())
+    past = replace(view, ended=None, members=(), lost=frozenset(), starting=(), waiting=None, recent=(), notes=())
+    return replace(past, books=view.books.ended())
 
 
 def take(view: RunView, event: Event) -> RunView:
@@ -42,6 +46,12 @@ def take(view: RunView, event: Event) -> RunView:
 def with_note(view: RunView, text: str, now: float) -> RunView:
     """The view with one more note; `now` in Unix seconds."""
     return replace(view, notes=(*view.notes, Note(now, text)))
+
+
+def where_time_went(ledger: Ledger) -> list[tuple[str, str]]:
+    """Class and time of what took any, the longest first: [("training", "81.2 s"), ("starting", "2.2 s")]."""
+    classes = sorted(ledger.known().items(), key=lambda item: -item[1])
+    return [(TITLES[name], format_seconds(seconds)) for name, seconds in classes if seconds >= LEAST_SHOWN_S]
 
 
 def summary(view: RunView) -> list[str]:
@@ -56,6 +66,7 @@ def summary(view: RunView) -> list[str]:
         ("last", _evaluation(view.evaluation)),
         ("best", _evaluation(view.best)),
         ("survived", _survived(view)),
+        ("goodput", _goodput(view)),
         ("checkpoints", f"{view.run.directory.rstrip('/')}/{CHECKPOINTS}" if view.checkpoint else ""),
         ("go on", "" if view.ended.outcome == "completed" else _how_to_go_on(view)),
     ]
@@ -75,6 +86,13 @@ def _evaluation(done: EvaluationDone | None) -> str:
 def _survived(view: RunView) -> str:
     counts = [(view.num_lost, "lost worker"), (view.num_joins, "join"), (view.num_skipped, "skipped step")]
     return ", ".join(count_of(count, noun) for count, noun in counts if count)
+
+
+def _goodput(view: RunView) -> str:
+    ledger, starts = view.books.at(), view.books.sessions
+    times = ", ".join(f"{title} {seconds}" for title, seconds in where_time_went(ledger))
+    wall = format_seconds(ledger.wall_s) + (f" in {starts} starts" if starts > 1 else "")
+    return f"{100 * ledger.goodput:.1f} % of {wall}: {times}" if times else ""
 
 
 def _how_to_go_on(view: RunView) -> str:

@@ -1,4 +1,4 @@
-"""How many workers should be asked for, and when has a run lost too many? Pure decisions of the controller.
+"""How many workers should be asked for, and are there enough? Pure decisions of the controller.
 
 A missing worker is asked for by a placement group of its own, which stays pending until there is room: that is also the
 demand that the autoscaler sees, and it respects what others use. So nothing here counts nodes.
@@ -8,26 +8,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TELL_AFTER_S = 5.0
 
-def num_to_ask_for(num_running: int, num_asked: int, num_finished: int, max_workers: int) -> int:
-    """Workers to ask for now; none once one of them has finished the run."""
-    return 0 if num_finished else max(0, max_workers - num_running - num_asked)
+
+def num_to_ask_for(num_staying: int, num_asked: int, num_finished: int, max_workers: int) -> int:
+    """Workers to ask for now; none once one of them has finished the run.
+
+    Args:
+        num_staying: workers that run, without those that are about to leave.
+        num_asked: workers that were asked for and do not run yet.
+        num_finished: workers that have finished the run.
+        max_workers: the most that are wanted.
+    """
+    return 0 if num_finished else max(0, max_workers - num_staying - num_asked)
 
 
 @dataclass
-class LossBudget:
-    """Counts the workers that were lost in a row without a finished step in between."""
+class Patience:
+    """Waits while there are too few workers.
 
-    max_failures: int
-    losses: int = 0
-    step: int = -1
+    Args:
+        min_workers: what is enough.
+        start_s: how long to wait before there ever were enough.
+        wait_s: how long to wait afterwards.
+    """
 
-    def lose(self, finished_steps: int) -> bool:
-        """Notes a loss; returns whether the run may go on."""
-        if finished_steps > self.step:
-            self.step, self.losses = finished_steps, 0
-        self.losses += 1
-        return self.losses <= self.max_failures
+    min_workers: int
+    start_s: float
+    wait_s: float
+    since: float | None = None
+    """Since when there are too few; None while there are enough."""
+    had_enough: bool = False
+    told: bool = False
+
+    def look(self, num_running: int, num_placed: int, now: float) -> str:
+        """What to do: "" for nothing, "tell" that the run waits, or "end" it.
+
+        Args:
+            num_running: workers that run.
+            num_placed: these, and those that have their place and are starting.
+            now: monotonic time in seconds.
+        """
+        self.had_enough |= num_running >= self.min_workers
+        if num_placed >= self.min_workers:
+            self.since, self.told = None, False
+            return ""
+        self.since = now if self.since is None else self.since
+        waited_s = now - self.since
+        if waited_s > (self.wait_s if self.had_enough else self.start_s):
+            return "end"
+        if waited_s > TELL_AFTER_S and not self.told:
+            self.told = True
+            return "tell"
+        return ""
 
 
 def shortage(asked: dict[str, float], num_workers: int, total: dict[str, float]) -> str:

@@ -6,6 +6,7 @@ and signature that is used, so that another Ray fails there and says what change
 
 from __future__ import annotations
 
+from ray._private.state import state
 from ray.train.backend import Backend
 from ray.train.v2._internal.constants import (
     ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR,
@@ -46,3 +47,8 @@ __all__ = [
     "WorkerHealthCheckTimeoutError",
     "bundle_to_remote_args",
 ]
+
+
+def draining_nodes() -> dict[str, float]:
+    """Nodes that are announced to go away, by id, with the Unix times at which they do; 0 where that is not known."""
+    return {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}

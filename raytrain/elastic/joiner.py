@@ -5,6 +5,8 @@ The controller looks at each joiner once per poll. A joiner owns its placement g
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -13,6 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytrain.elastic.internals import RayTrainWorker, Worker, bundle_to_remote_args
+from raytrain.elastic.wiring import worker_name
 
 
 class JoinFailed(Exception):
@@ -30,12 +33,18 @@ class Joiner:
     """Asks for the resources of one worker when it is made.
 
     Args:
-        serial: number of the worker in the run, for its name.
+        serial: number of the worker in the run.
         resources: of the worker, {"CPU": 1.0}.
+        limit_s: what its process may take to start, once it has its place.
+        clock: monotonic time in seconds.
     """
 
-    def __init__(self, serial: int, resources: dict[str, float]) -> None:
-        self.serial, self._resources = serial, resources
+    def __init__(
+        self, serial: int, resources: dict[str, float], limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.serial, self._resources, self._limit_s, self._clock = serial, resources, limit_s, clock
+        self.name = worker_name(serial)
+        self._placed_at = 0.0
         self.placement_group = placement_group([resources])
         self._actor: Any = None
         self._started: list[Any] = []
@@ -51,6 +60,7 @@ class Joiner:
         strategy = PlacementGroupSchedulingStrategy(self.placement_group, placement_group_bundle_index=0)
         remote = ray.remote(**bundle_to_remote_args(self._resources))(RayTrainWorker)
         self._actor = remote.options(scheduling_strategy=strategy).remote()
+        self._placed_at = self._clock()
         return True
 
     def launch(self, train_context: dict[str, Any], train_function: Any) -> None:
@@ -65,12 +75,14 @@ class Joiner:
         """The worker, once its training function runs.
 
         Raises:
-            JoinFailed: its process died on the way.
+            JoinFailed: its process died on the way, or takes too long.
         """
         if not self._started:
             return None
         done, _ = ray.wait(self._started, num_returns=len(self._started), timeout=0)
         if len(done) < len(self._started):
+            if self._clock() - self._placed_at > self._limit_s:
+                raise JoinFailed(f"its process did not start within {self._limit_s:g} s", preempted=False)
             return None
         try:
             metadata, *_ = ray.get(self._started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -44,6 +45,7 @@ class ElasticTrainer(TorchTrainer):
         kwargs["failure_policy"] = EndOnErrors(self.run_config.failure_config)
         with _variables(QUIET):
             controller = ElasticController(**kwargs)
+        logging.getLogger("ray.train.v2").setLevel(logging.CRITICAL)  # it would print errors that are told by us
         try:
             with _in_thread(controller.run()) as running:
                 while not concurrent.futures.wait([running], LOOK_EVERY_S).done:

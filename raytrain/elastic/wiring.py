@@ -13,15 +13,21 @@ class Wiring:
     Args:
         min_workers, max_workers: the elastic range.
         max_failures: workers that may be lost in a row without progress.
-        start_timeout_s: seconds to wait for the resources of `min_workers`.
+        start_timeout_s: seconds to wait for the resources of `min_workers`, before there ever were enough.
+        wait_timeout_s: the same afterwards.
+        slow_timeout_s: seconds that a worker's process may take to start.
+        num_logical: logical workers of the run.
         rendezvous: actor handle of `raytrain.rendezvous.actor.RendezvousActor`.
-        sink: actor handle of the event sink: `append(events)` and `finished_steps()`.
+        sink: actor handle of the event sink: `append(events)`.
     """
 
     min_workers: int
     max_workers: int
     max_failures: int
     start_timeout_s: float
+    wait_timeout_s: float
+    slow_timeout_s: float
+    num_logical: int
     rendezvous: Any
     sink: Any
 

@@ -11,51 +11,26 @@ import time
 from typing import Any
 
 import ray
-from ray.util.placement_group import remove_placement_group
 
-from raytrain.elastic.capacity import LossBudget, num_to_ask_for, shortage
+from raytrain.elastic.capacity import Patience, num_to_ask_for, shortage
 from raytrain.elastic.internals import (
     DistributedContext,
-    PlacementGroupHandle,
     ReplicaGroup,
     Worker,
     WorkerGroup,
     WorkerGroupPollStatus,
-    WorkerGroupState,
-    WorkerHealthCheckFailedError,
-    WorkerHealthCheckTimeoutError,
+    draining_nodes,
 )
 from raytrain.elastic.joiner import Joiner, JoinFailed
-from raytrain.elastic.wiring import WIRING, Wiring, worker_name
-from raytrain.errors import ResourceError, WorkersLostError
-from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLost, WorkerStarting
+from raytrain.elastic.liaison import Liaison
+from raytrain.elastic.lone_workers import GivenUp, LoneWorkers, NoPlacementGroup, is_lost
+from raytrain.elastic.losses import Crashes, LossBudget
+from raytrain.elastic.wiring import WIRING, Wiring
+from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
+from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLeaving, WorkerLeft, WorkerLost, WorkerStarting
 
-WAIT_BEFORE_TELLING_S = 5.0
 SILENT_S = 120.0
-"""A worker whose process has not answered for so long is lost; Ray Train would give it 600 s."""
-
-
-class _NoPlacementGroup(PlacementGroupHandle):
-    """Ray Train wants one placement group for all workers; here each worker has its own."""
-
-    placement_group = property(lambda self: None)
-
-    def ready(self) -> None:
-        return None
-
-    def wait(self, timeout_seconds: float = 30) -> bool:
-        return True
-
-    def shutdown(self) -> None:
-        return None
-
-
-class _State(WorkerGroupState):
-    """Ends at once: the workers have nothing left to do when Ray Train shuts the group down."""
-
-    def shutdown(self) -> None:
-        for worker in self.workers:
-            ray.kill(worker.actor)
+"""A worker whose process has not answered for so long is lost, if its heartbeats did not tell before; Ray Train's is 600."""
 
 
 class ElasticWorkerGroup(WorkerGroup):
@@ -63,16 +38,19 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._wiring: Wiring = self._train_run_context.train_loop_config[WIRING]
-        self._budget = LossBudget(self._wiring.max_failures)
+        wiring: Wiring = self._train_run_context.train_loop_config[WIRING]
+        self._wiring = wiring
+        self._liaison = Liaison(wiring.rendezvous, wiring.num_logical)
+        self._budget, self._crashes = LossBudget(wiring.max_failures), Crashes()
+        self._patience = Patience(wiring.min_workers, wiring.start_timeout_s, wiring.wait_timeout_s)
+        self._gave_up: ResourceError | None = None
         self._joiners: list[Joiner] = []
         self._running: list[Joiner] = []
-        """The joiner of each worker of the group, in the same order: it knows its placement group and serial."""
+        """The joiner of each worker of the group, in the same order: it knows its placement group and name."""
+        self._leaving: set[str] = set()
+        """Workers whose nodes are about to go away."""
         self._num_asked = 0
         self._worker_health_check_timeout_s = SILENT_S
-        self._had_enough = False
-        self._too_few_since = time.monotonic()
-        self._told_waiting = False
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         self._set_workers([])
@@ -83,22 +61,23 @@ class ElasticWorkerGroup(WorkerGroup):
         """One look at all workers; lost ones are replaced here and are no errors.
 
         Raises:
-            ResourceError: there was no room for the smallest group in time.
+            ResourceError: there was no room for the smallest group for too long.
             WorkersLostError: too many were lost in a row.
+            DeadlyRowsError: processes died in the same step, with the same rows.
         """
+        self._liaison.look()
         self._advance()
-        status = self._look(timeout)
-        lost = [rank for rank, worker in status.worker_statuses.items() if _is_lost(worker.error)]
-        if lost:
-            for rank in lost:
-                self._lose(rank, status.worker_statuses[rank].error)
-            self._drop(lost)
-            status = self._status({r: s for r, s in status.worker_statuses.items() if r not in lost})
-        num_finished = sum(not s.running and s.error is None for s in status.worker_statuses.values())
+        statuses = self._look(timeout)
+        self._notice_drains()
+        gone = self._lose_the_lost(statuses)
+        gone |= self._see_off({rank: status for rank, status in statuses.items() if rank not in gone})
+        self._drop(gone)
+        statuses = {rank: status for rank, status in statuses.items() if rank not in gone}
+        num_finished = sum(not s.running and s.error is None for s in statuses.values())
         self._ask_for_workers(num_finished)
-        self._check_enough()
-        self._latest_poll_status = status
-        return status
+        self._check_enough(is_over=num_finished == len(statuses))
+        self._latest_poll_status = self._status(statuses)
+        return self._latest_poll_status
 
     def shutdown(self) -> None:
         try:
@@ -115,16 +94,17 @@ class ElasticWorkerGroup(WorkerGroup):
     # Coming
 
     def _ask_for_workers(self, num_finished: int) -> None:
-        wanted = num_to_ask_for(len(self._running), len(self._joiners), num_finished, self._wiring.max_workers)
-        for _ in range(wanted):
-            self._joiners.append(Joiner(self._num_asked, self._worker_group_context.resources_per_worker))
+        num_staying = sum(joiner.name not in self._leaving for joiner in self._running)
+        for _ in range(num_to_ask_for(num_staying, len(self._joiners), num_finished, self._wiring.max_workers)):
+            resources = self._worker_group_context.resources_per_worker
+            self._joiners.append(Joiner(self._num_asked, resources, self._wiring.slow_timeout_s))
             self._num_asked += 1
 
     def _advance(self) -> None:
         """Lets each joiner take the steps that it can take now."""
         for joiner in list(self._joiners):
             if joiner.place():
-                self._wiring.rendezvous.start.remote(worker_name(joiner.serial))
+                self._liaison.tell_start(joiner.name)
                 joiner.launch(self._train_context_for(joiner), self._worker_group_context.train_fn_ref)
             try:
                 worker = joiner.poll()
@@ -140,9 +120,8 @@ class ElasticWorkerGroup(WorkerGroup):
     def _admit(self, joiner: Joiner, worker: Worker) -> None:
         worker.distributed_context = self._distributed_context(joiner)
         self._running.append(joiner)
-        self._had_enough |= len(self._running) >= self._wiring.min_workers
         self._set_workers([*self.get_workers(), worker])
-        self._tell(WorkerStarting(worker=worker_name(joiner.serial), node=worker.metadata.node_ip, pid=worker.metadata.pid))
+        self._tell(WorkerStarting(worker=joiner.name, node=worker.metadata.node_ip, pid=worker.metadata.pid))
 
     def _train_context_for(self, joiner: Joiner) -> dict[str, Any]:
         return {
@@ -166,35 +145,73 @@ class ElasticWorkerGroup(WorkerGroup):
 
     # Going
 
-    def _lose(self, rank: int, error: BaseException | None) -> None:
-        joiner, worker = self._running[rank], self.get_workers()[rank]
-        cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
-        ray.kill(worker.actor)
-        remove_placement_group(joiner.placement_group)
-        self._bear_loss(joiner, worker, cause)
+    def _lose_the_lost(self, statuses: dict[int, Any]) -> set[int]:
+        """The ranks of workers whose process is gone, or that were given up; their loss is told and borne."""
+        if any(is_lost(status.error) for status in statuses.values()):
+            self._liaison.look_closely()  # perhaps it was killed for its silence; and in which step is the run?
+        lost = set()
+        for rank, (joiner, worker) in enumerate(zip(self._running, self.get_workers(), strict=True)):
+            why, error = self._liaison.given_up.get(joiner.name), statuses[rank].error
+            if why or is_lost(error):
+                lost.add(rank)
+                joiner.let_go()
+                self._bear_loss(joiner, worker, GivenUp(why) if why else getattr(error, "health_check_failure", error))
+        return lost
 
-    def _bear_loss(self, joiner: Joiner, worker: Worker | None, cause: BaseException | None) -> None:
-        """Tells everybody; raises WorkersLostError if that was one too many. Preemptions do not count."""
-        self._wiring.rendezvous.lose.remote(worker_name(joiner.serial))
-        self._tell_lost(joiner, worker, (str(cause).strip() or type(cause).__name__).splitlines()[0])
-        if getattr(cause, "preempted", False):
+    def _notice_drains(self) -> None:
+        deadlines = draining_nodes()
+        for joiner, worker in zip(self._running, self.get_workers(), strict=True):
+            metadata = worker.metadata
+            if metadata.node_id in deadlines and joiner.name not in self._leaving:
+                self._leaving.add(joiner.name)
+                self._tell(WorkerLeaving(worker=joiner.name, node=metadata.node_ip, deadline=deadlines[metadata.node_id]))
+
+    def _see_off(self, statuses: dict[int, Any]) -> set[int]:
+        """Asks the workers of nodes that are about to go away to leave; the ranks of those that have left."""
+        left = set()
+        for rank, status in statuses.items():
+            joiner, metadata = self._running[rank], self.get_workers()[rank].metadata
+            if joiner.name not in self._leaving:
+                continue
+            has_ended = not status.running and status.error is None
+            if has_ended and joiner.name not in self._liaison.left:
+                self._liaison.look_closely()
+            if self._liaison.may_go(joiner.name) or (has_ended and joiner.name in self._liaison.left):
+                left.add(rank)
+                joiner.let_go()
+                self._tell(WorkerLeft(worker=joiner.name, node=metadata.node_ip, pid=metadata.pid))
+        return left
+
+    def _bear_loss(self, joiner: Joiner, worker: Worker | None, cause: BaseException) -> None:
+        """Tells everybody; raises if that was one too many. What was announced, or taken by the cloud, does not count."""
+        self._liaison.tell_loss(joiner.name)
+        why = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        node, pid = (worker.metadata.node_ip, worker.metadata.pid) if worker else ("", 0)
+        self._tell(WorkerLost(worker=joiner.name, node=node, pid=pid, reason=why))
+        if getattr(cause, "preempted", False) or joiner.name in self._leaving:
             return
-        finished = ray.get(self._wiring.sink.finished_steps.remote())
-        if not self._budget.lose(finished):
+        step, held = self._liaison.step, self._liaison.held(joiner.name)
+        if held and not isinstance(cause, GivenUp) and (to_blame := self._crashes.note(step, held)):
+            raise DeadlyRowsError(step, tuple(sorted(to_blame)), why)
+        if not self._budget.lose(step):
             raise WorkersLostError(
-                f"{self._budget.losses} workers were lost in a row at step {finished}, without a finished step in between "
-                f"(run.max_failures = {self._budget.max_failures}); the last one: {cause}"
+                f"{self._budget.losses} workers were lost in a row at step {step}, without a finished step in between "
+                f"(run.max_failures = {self._budget.max_failures}); the last one: {why}"
             )
 
-    def _drop(self, ranks: list[int]) -> None:
+    def _drop(self, ranks: set[int]) -> None:
+        if not ranks:
+            return
         kept = [rank for rank in range(len(self._running)) if rank not in ranks]
+        self._leaving -= {self._running[rank].name for rank in ranks}
         self._running = [self._running[rank] for rank in kept]
         self._set_workers([self.get_workers()[rank] for rank in kept])
 
     # Looking
 
-    def _look(self, timeout: float | None) -> WorkerGroupPollStatus:
-        return self._status(dict(enumerate(self._poll_workers_and_collect_errors(timeout))) if self._running else {})
+    def _look(self, timeout: float | None) -> dict[int, Any]:
+        """What Ray Train's poll says of each worker, by rank in this group."""
+        return dict(enumerate(self._poll_workers_and_collect_errors(timeout))) if self._running else {}
 
     def _status(self, statuses: dict[int, Any]) -> WorkerGroupPollStatus:
         return WorkerGroupPollStatus(
@@ -204,41 +221,38 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _set_workers(self, workers: list[Worker]) -> None:
         resources = self._worker_group_context.resources_per_worker
-        self._worker_group_state = _State(
-            start_time=time.monotonic(), placement_group_handle=_NoPlacementGroup(), workers=workers, sync_actor=None
+        self._worker_group_state = LoneWorkers(
+            start_time=time.monotonic(), placement_group_handle=NoPlacementGroup(), workers=workers, sync_actor=None
         )
         self._world_rank_to_ongoing_poll.clear()
         self._replica_groups = [ReplicaGroup([worker], resources) for worker in workers]
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
 
-    def _check_enough(self) -> None:
-        """Too few workers: says so after a while, and gives up if there never were enough, or none is left."""
-        placed = len(self._running) + sum(joiner.is_placed for joiner in self._joiners)
-        if placed >= self._wiring.min_workers:
-            self._too_few_since, self._told_waiting = time.monotonic(), False
+    def _check_enough(self, is_over: bool) -> None:
+        """Too few workers: says so after a while, and gives up after a longer one."""
+        if self._gave_up is not None:
+            if is_over:
+                raise self._gave_up
+            self._liaison.tell_end_of_patience()  # again: a rendezvous that was started anew does not know
             return
-        waited_s = time.monotonic() - self._too_few_since
-        asked, total = self._worker_group_context.resources_per_worker, ray.cluster_resources()
-        reason = shortage(asked, self._wiring.min_workers, total)
-        if waited_s > WAIT_BEFORE_TELLING_S and not self._told_waiting:
-            self._told_waiting = True
-            self._tell(WaitingForWorkers(have=placed, need=self._wiring.min_workers, reason=reason))
-        if waited_s > self._wiring.start_timeout_s and not (self._running and self._had_enough):
-            raise ResourceError(
-                "run.workers",
-                f"at least {self._wiring.min_workers} workers; {placed} could be placed in {waited_s:.0f} s",
-                reason,
-                "lower run.workers or run.cpus_per_worker, add nodes, or raise run.start_timeout_s",
-            )
-
-    def _tell_lost(self, joiner: Joiner, worker: Worker | None, reason: str) -> None:
-        node, pid = (worker.metadata.node_ip, worker.metadata.pid) if worker else ("", 0)
-        self._tell(WorkerLost(worker=worker_name(joiner.serial), node=node, pid=pid, reason=reason))
+        placed, need = len(self._running) + sum(joiner.is_placed for joiner in self._joiners), self._wiring.min_workers
+        now = time.monotonic()
+        to_do = self._patience.look(len(self._running), placed, now)
+        if not to_do:
+            return
+        reason = shortage(self._worker_group_context.resources_per_worker, need, ray.cluster_resources())
+        if to_do == "tell":
+            self._tell(WaitingForWorkers(have=placed, need=need, reason=reason))
+            return
+        self._gave_up = ResourceError(
+            "run.workers",
+            f"at least {need} workers; there were {placed} for {now - (self._patience.since or now):.0f} s",
+            reason,
+            "lower run.workers or run.cpus_per_worker, add nodes, or raise run.start_timeout_s or run.wait_timeout_s",
+        )
+        if is_over or not self._patience.had_enough:
+            raise self._gave_up
+        self._liaison.tell_end_of_patience()  # those that are left save their state; then the run ends
 
     def _tell(self, event: Event) -> None:
         self._wiring.sink.append.remote([event])
-
-
-def _is_lost(error: BaseException | None) -> bool:
-    """Whether a worker's process is gone or silent, rather than its code having raised."""
-    return isinstance(error, WorkerHealthCheckFailedError | WorkerHealthCheckTimeoutError)

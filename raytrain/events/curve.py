@@ -22,6 +22,7 @@ class StepRecord:
         rows: rows of the global batch.
         learning_rate: the one that the optimizer used in this step.
         finished: Unix time in seconds.
+        data_wait_s: seconds for which the leader waited for its rows.
         row_ids: the rows that were trained on, packed by `events.rows.pack`; None without audit.
     """
 
@@ -31,6 +32,7 @@ class StepRecord:
     rows: int
     learning_rate: float
     finished: float
+    data_wait_s: float = 0.0
     row_ids: str | None = None
 
 
@@ -48,5 +50,6 @@ def curve(events: Iterable[Event]) -> dict[int, StepRecord]:
 
 def _records(event: StepsDone) -> Iterable[StepRecord]:
     ids = event.row_ids if event.row_ids is not None else [None] * len(event.losses)
-    columns = zip(event.losses, event.weights, event.rows, event.learning_rates, event.finished, ids, strict=True)
+    waits = event.data_waits or [0.0] * len(event.losses)
+    columns = zip(event.losses, event.weights, event.rows, event.learning_rates, event.finished, waits, ids, strict=True)
     return (StepRecord(event.first_step + i, *values) for i, values in enumerate(columns))

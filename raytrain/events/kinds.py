@@ -6,7 +6,7 @@ Producers are the driver, the controller and the workers; nobody changes an even
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 
@@ -62,10 +62,16 @@ class GenerationFormed(Event):
     generation: int
     step: int
     members: list[Member]
-    pause_s: float
-    """From the last finished step (or the loss of a peer) to here; 0 for the first generation."""
     cause: str
-    """"start", "loss" or "join"."""
+    """"start", "loss", "join" or "drain"."""
+    pause_s: float = 0.0
+    """From the last finished step of the leader to here; 0 for the first generation. The parts of it:"""
+    redone_s: float = 0.0
+    """spent on the step in flight, which is done again;"""
+    detecting_s: float = 0.0
+    """until the leader noticed that a peer was gone, beyond the time that a step takes;"""
+    waiting_s: float = 0.0
+    """at the door, with fewer workers than the run needs. The rest is re-forming."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,27 @@ class WorkerLost(Event):
     node: str
     pid: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLeaving(Event):
+    """A worker's node is announced to go away: it leaves after its step."""
+
+    kind: ClassVar[str] = "worker_leaving"
+    worker: str
+    node: str
+    deadline: float
+    """Unix time in seconds at which the node goes; 0 if that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLeft(Event):
+    """A worker has left as it was asked to; nothing is lost by that."""
+
+    kind: ClassVar[str] = "worker_left"
+    worker: str
+    node: str
+    pid: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +138,8 @@ class StepsDone(Event):
     learning_rates: list[float]
     finished: list[float]
     """Unix time in seconds at which each step was committed."""
+    data_waits: list[float] = field(default_factory=list)
+    """Seconds of each step for which the leader waited for its rows."""
     row_ids: list[str] | None = None
     """With audit: the rows that were trained on in each step, packed by `events.rows.pack`."""
 
@@ -155,6 +184,17 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FaultInjected(Event):
+    """Somebody rehearses: a fault was caused on purpose, by `raytrain chaos`."""
+
+    kind: ClassVar[str] = "fault_injected"
+    fault: str
+    """"kill", "stop", "drain" or "node"."""
+    target: str
+    """The worker, or the node's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Printed(Event):
     """A line that the user's code wrote in a worker."""
 
@@ -187,7 +227,7 @@ def from_json(value: dict[str, Any]) -> Event | None:
     cls = KINDS.get(value.get("kind", ""))
     if cls is None:
         return None
-    names = {f.name for f in fields(cls)}
+    names = {part.name for part in fields(cls)}
     values = {key: item for key, item in value.items() if key in names}
     if cls is GenerationFormed:
         values["members"] = [Member(**member) for member in values["members"]]

@@ -148,7 +148,7 @@ def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _cut(event: StepsDone, start: int, stop: int) -> StepsDone:
-    names = ("losses", "weights", "rows", "learning_rates", "finished", "row_ids")
+    names = ("losses", "weights", "rows", "learning_rates", "finished", "data_waits", "row_ids")
     lists: dict[str, Any] = {name: getattr(event, name) for name in names}
     parts = {name: values and values[start:stop] for name, values in lists.items()}
     return replace(event, first_step=event.first_step + start, **parts)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce as fold_left
 from functools import singledispatch
 
-from raytrain.events import kinds
+from raytrain.events import bookkeeping, kinds
 from raytrain.events.words import describe
 
 HISTORY_POINTS = 512  # of the loss; beyond them every second one is left out
@@ -56,6 +56,8 @@ class RunView:
     num_skipped: int = 0
     notes: tuple[Note, ...] = ()
     ended: kinds.RunEnded | None = None
+    books: bookkeeping.Books = field(default_factory=bookkeeping.Books)
+    """Where the time of the run went."""
 
     @property
     def state(self) -> str:
@@ -107,7 +109,7 @@ def reduce(view: RunView, event: kinds.Event) -> RunView:
     """The view after one more event."""
     text = describe(event)
     notes = (*view.notes, Note(event.time, text))[-KEPT_NOTES:] if text is not None else view.notes
-    return replace(_reduce(event, view), notes=notes)
+    return replace(_reduce(event, view), notes=notes, books=bookkeeping.reduce(view.books, event))
 
 
 def fold(events: Iterable[kinds.Event], view: RunView | None = None) -> RunView:
@@ -164,6 +166,11 @@ def _(event: kinds.WorkerStarting, view: RunView) -> RunView:
 def _(event: kinds.WorkerLost, view: RunView) -> RunView:
     starting = tuple(worker for worker in view.starting if worker.worker != event.worker)
     return replace(view, lost=view.lost | {event.worker}, starting=starting, num_lost=view.num_lost + 1)
+
+
+@_reduce.register
+def _(event: kinds.WorkerLeft, view: RunView) -> RunView:
+    return replace(view, starting=tuple(worker for worker in view.starting if worker.worker != event.worker))
 
 
 @_reduce.register

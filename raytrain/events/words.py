@@ -72,7 +72,7 @@ def _restored(event: kinds.StateRestored) -> str:
 
 
 def _formed(event: kinds.GenerationFormed) -> str:
-    causes = {"loss": "after a loss", "join": "with newcomers"}
+    causes = {"loss": "after a loss", "join": "with newcomers", "drain": "without those that leave"}
     text = f"generation {event.generation}: {count_of(len(event.members), 'worker')} from step {event.step}"
     pause = f", pause {format_seconds(event.pause_s)}" if event.pause_s else ""
     return f"{text} {causes[event.cause]}{pause}" if event.cause in causes else f"{text}{pause}"
@@ -99,6 +99,9 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     kinds.GenerationFormed.kind: _formed,
     kinds.WorkerStarting.kind: lambda e: f"worker {e.worker} is starting on {e.node} (process {e.pid})",
     kinds.WorkerLost.kind: lambda e: f"lost worker {e.worker} on {e.node} (process {e.pid}): {e.reason}",
+    kinds.WorkerLeaving.kind: lambda e: f"worker {e.worker} leaves after its step: {e.node} is going away",
+    kinds.WorkerLeft.kind: lambda e: f"worker {e.worker} has left {e.node}",
+    kinds.FaultInjected.kind: lambda e: f"rehearsal: {e.fault} {e.target}",
     kinds.WaitingForWorkers.kind: lambda e: f"waiting: {e.have} of at least {count_of(e.need, 'worker')}: {e.reason}",
     kinds.StepSkipped.kind: lambda e: f"step {e.step} skipped: its loss is {e.loss}, the weights stayed as they were",
     kinds.EvaluationDone.kind: _evaluated,

@@ -96,7 +96,9 @@ def check_room(config: RunConfig, resources: dict[str, float]) -> None:
 
 
 def _is_embedded() -> bool:
-    return not os.environ.get("RAY_ADDRESS") and len(ray.nodes()) == 1
+    """Whether this process has started the Ray that it uses, so that no node will ever join."""
+    node = ray._private.worker._global_node
+    return node is not None and node.is_head() and len(ray.nodes()) == 1
 
 
 def pinned(actor_class: type, **options: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from raytrain.errors import FourPartError, InternalError, RaytrainError, TaskError, WorkersLostError
+from raytrain.errors import DeadlyRowsError, FourPartError, InternalError, RaytrainError, TaskError, WorkersLostError
+from raytrain.plan.order import Plan
 
 
 def own_error(error: TrainingFailedError) -> RaytrainError:
@@ -20,3 +21,11 @@ def own_error(error: TrainingFailedError) -> RaytrainError:
     if isinstance(error, ControllerError) and isinstance(error.controller_failure, RaytrainError):
         return error.controller_failure
     return InternalError(str(error))
+
+
+def with_rows(error: RaytrainError, plan: Plan) -> RaytrainError:
+    """The error, with the rows to blame where it blames some; the controller knows of shares only."""
+    if not isinstance(error, DeadlyRowsError):
+        return error
+    rows = [int(row) for logical in error.logical for row in plan.rows(error.step, logical)]
+    return DeadlyRowsError(error.step, error.logical, error.cause, tuple(rows))

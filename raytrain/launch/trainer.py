@@ -23,16 +23,20 @@ from raytrain.elastic.trainer import ElasticTrainer
 from raytrain.elastic.wiring import WIRING, Wiring
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.launch import cluster, resume, storage
-from raytrain.launch.failures import own_error
+from raytrain.launch.failures import own_error, with_rows
 from raytrain.launch.result import Result
 from raytrain.launch.sink import EventSink
 from raytrain.launch.stopping import StopWish, listen
 from raytrain.launch.watch import Nobody, StopLimit, Viewer, Watch
 from raytrain.launch.work import Schedule, schedule
 from raytrain.rendezvous.actor import RendezvousActor
+from raytrain.rendezvous.vitals import Limits
 from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
 from raytrain.worker.entry import CONNECTIONS, Connections, Work, run_worker
+
+MOST_CALLS = 100_000
+"""At once, in the rendezvous: each worker waits in one, and sends heartbeats in another."""
 
 
 class Trainer:
@@ -96,10 +100,10 @@ class Trainer:
             order = self._order(config, work, accelerator)
             with _actors(config) as (sink, rendezvous), _scratch_directory() as scratch:
                 watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
-                ray.get(sink.append.remote([_run_started(config, work, run_dir)]))
+                watch.tell(_run_started(config, work, run_dir))
                 viewer.say("starting workers", time.time())
                 trainer = _ray_trainer(order, sink, rendezvous, scratch, watch)
-                return _run(trainer, run_dir, work.num_steps, sink, watch)
+                return _run(trainer, run_dir, work, watch)
 
     def _order(self, config: RunConfig, work: Schedule, accelerator: str) -> Work:
         return Work(
@@ -119,7 +123,17 @@ class Trainer:
 def _ray_trainer(order: Work, sink: Any, rendezvous: Any, scratch: str, watch: Watch) -> ElasticTrainer:
     config = order.config
     work = ray.put(order)
-    wiring = Wiring(config.min_workers, config.max_workers, config.max_failures, config.start_timeout_s, rendezvous, sink)
+    wiring = Wiring(
+        config.min_workers,
+        config.max_workers,
+        config.max_failures,
+        config.start_timeout_s,
+        config.wait_timeout_s,
+        config.slow_timeout_s,
+        config.num_logical,
+        rendezvous,
+        sink,
+    )
     return ElasticTrainer(
         run_worker,
         train_loop_config={CONNECTIONS: Connections(work, rendezvous, sink), WIRING: wiring},
@@ -133,7 +147,7 @@ def _ray_trainer(order: Work, sink: Any, rendezvous: Any, scratch: str, watch: W
     )
 
 
-def _run(trainer: ElasticTrainer, run_dir: RunDir, num_steps: int, sink: Any, watch: Watch) -> str:
+def _run(trainer: ElasticTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> str:
     """Trains, and tells how it ended: "completed" or "stopped"."""
     ended, message = "failed", ""
     try:
@@ -144,13 +158,12 @@ def _run(trainer: ElasticTrainer, run_dir: RunDir, num_steps: int, sink: Any, wa
         except KeyboardInterrupt:
             message = "a second signal ended it at once"
         except TrainingFailedError as error:
-            cause = own_error(error)
+            cause = with_rows(own_error(error), work.train)
             message = str(cause)
             raise cause from None
-        ended = "completed" if resume.newest_step(run_dir) >= num_steps else "stopped"
+        ended = "completed" if resume.newest_step(run_dir) >= work.num_steps else "stopped"
     finally:
-        ray.get(sink.append.remote([RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message)]))
-        watch.last_look()
+        watch.finish(RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message, time=time.time()))
     return ended
 
 
@@ -167,11 +180,13 @@ def _scratch_directory() -> Iterator[str]:
 @contextmanager
 def _actors(config: RunConfig) -> Iterator[tuple[Any, Any]]:
     """The event sink and the rendezvous of a run; gone after the block."""
-    sink = cluster.pinned(EventSink).remote(config.storage, config.name)
-    rendezvous = cluster.pinned(RendezvousActor).remote(config.min_workers, config.collective_timeout_s)
+    limits = Limits(config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s)
+    again = {"max_restarts": -1}
+    sink = cluster.pinned(EventSink, **again).remote(config.storage, config.name)
+    many = {"max_concurrency": MOST_CALLS}
+    rendezvous = cluster.pinned(RendezvousActor, **again, **many).remote(config.min_workers, limits)
     try:
         yield sink, rendezvous
-        ray.get(sink.close.remote())
     finally:
         ray.kill(rendezvous)
         ray.kill(sink)

@@ -1,14 +1,16 @@
-"""Hears, in a thread of the leader, that newcomers wait or that a stop was asked for; the step loop only reads a value."""
+"""Hears, in a thread of the leader, what the members should do after their step; the step loop only reads a value."""
 
 from __future__ import annotations
 
 import threading
 
-from raytrain.rendezvous.client import RendezvousClient
-from raytrain.worker.step import Signals
+from ray.exceptions import RayError
 
-PAUSE_S = 0.05
-"""Between two questions, which the rendezvous answers at once if the generation is not the latest one any more."""
+from raytrain.rendezvous.client import RendezvousClient
+from raytrain.rendezvous.state import Signals
+
+PAUSE_S, PAUSE_AFTER_SIGNAL_S = 0.05, 0.25
+"""Between two questions: the rendezvous answers at once if there is something to tell, or the generation is an old one."""
 
 
 class Bell:
@@ -24,9 +26,11 @@ class Bell:
         self._closed.set()
 
     def _watch(self) -> None:
+        """Goes on after the first signal, since more may come: that all are to leave, or that a stop is asked for."""
         while not self._closed.is_set():
-            newcomers, stop = self._rendezvous.watch(self._generation)
-            self.signals = Signals(newcomers, stop)
-            if newcomers or stop:
-                return
-            self._closed.wait(PAUSE_S)
+            try:
+                self.signals = self._rendezvous.watch(self._generation)
+            except RayError:  # it has been away for long; whatever there is to hear will be told when it is back
+                self._closed.wait(PAUSE_AFTER_SIGNAL_S)
+                continue
+            self._closed.wait(PAUSE_S if self.signals == Signals() else PAUSE_AFTER_SIGNAL_S)

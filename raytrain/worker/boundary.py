@@ -13,6 +13,7 @@ import torch
 from raytrain.checkpoint.saver import Saver
 from raytrain.errors import CheckpointError
 from raytrain.events.kinds import EvaluationDone
+from raytrain.rendezvous.vitals import SAVING, WAITING
 from raytrain.worker.evaluation import evaluate
 from raytrain.worker.group import Group
 from raytrain.worker.state import Boundary, TrainState
@@ -52,11 +53,12 @@ class BoundaryDuties:
             self._save(state)
 
     def finish(self, state: TrainState) -> None:
-        """Keeps the ranks together until the last checkpoint is on storage, so that a peer can save it if the leader dies.
+        """Keeps the ranks together until the checkpoint is on storage, so that a peer can save it if the leader dies.
 
         Raises:
             CheckpointError: the last checkpoint could not be saved.
         """
+        self._around.pulse.mark(WAITING)
         while True:
             busy = self._group.leads and not self._saver.idle
             if not self._group.sum(torch.tensor([float(busy)], device=self._group.device)).item():
@@ -89,5 +91,6 @@ class BoundaryDuties:
             return
         if saver.newest_step is None and any(c.step == state.step for c in self._around.store.list()):
             return
+        self._around.pulse.mark(SAVING)
         metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
         saver.save(state.snapshot(), metrics, self._around.run_facts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 import ray.train
 
@@ -54,14 +55,15 @@ class Connections:
 
 
 CONNECTIONS = "connections"
-SINK_TIMEOUT_S = 10.0
+BEATS_PER_LIMIT = 5
 
 
 def run_worker(config: Mapping[str, Any]) -> None:
     """Trains until the run is over. `config[CONNECTIONS]` holds the `Connections`."""
     connections: Connections = config[CONNECTIONS]
     work: Work = ray.get(connections.work)
-    for name, value in work.environment.items():
+    host = ray.util.get_node_ip_address()
+    for name, value in {**network_variables(host), **work.environment}.items():
         os.environ.setdefault(name, value)
 
     import torch
@@ -71,11 +73,14 @@ def run_worker(config: Mapping[str, Any]) -> None:
     from raytrain.rundir import RunDir
     from raytrain.worker.loop import Loop
     from raytrain.worker.prints import told_as_events
+    from raytrain.worker.pulse import Pulse
     from raytrain.worker.surroundings import Surroundings
     from raytrain.worker.telemetry import Telemetry
 
     torch.set_num_threads(work.config.threads_per_worker or max(1, int(work.config.cpus_per_worker)))
     telemetry = Telemetry(_sender(connections.sink))
+    rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{ray.train.get_context().get_world_rank()}"
+    pulse = Pulse(rendezvous, name, work.config.heartbeat_timeout_s / BEATS_PER_LIMIT)
     around = Surroundings(
         task=work.task,
         config=work.config,
@@ -83,11 +88,13 @@ def run_worker(config: Mapping[str, Any]) -> None:
         plans=work.plans,
         num_steps=work.num_steps,
         run_facts=work.run_facts,
-        rendezvous=RayRendezvousClient(connections.rendezvous),
+        rendezvous=rendezvous,
         store=CheckpointStore(RunDir.at(work.storage, work.name)),
         telemetry=telemetry,
-        worker=f"w{ray.train.get_context().get_world_rank()}",
-        host=ray.util.get_node_ip_address(),
+        pulse=pulse,
+        worker=name,
+        host=host,
+        node_id=ray.get_runtime_context().get_node_id(),
         pid=os.getpid(),
         device=torch.device("cuda", 0) if work.accelerator == "gpu" else torch.device("cpu"),
     )
@@ -96,13 +103,23 @@ def run_worker(config: Mapping[str, Any]) -> None:
         with told_as_events(lambda: loop.rank, telemetry.emit):
             loop.run()
     finally:
+        pulse.close()
         telemetry.close()
 
 
-def _sender(sink: Any) -> Callable[[list[Event], bool], None]:
-    def send(events: list[Event], wait: bool) -> None:
-        told = sink.append.remote(events)
-        if wait:
-            ray.get(told, timeout=SINK_TIMEOUT_S)
+def network_variables(host: str) -> dict[str, str]:
+    """The network interface that has the address by which Ray knows this node.
+
+    Gloo and NCCL choose one by the host's name otherwise, which may stand for an address that no peer reaches.
+    """
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {}
+
+
+def _sender(sink: Any) -> Callable[[list[Event], float], None]:
+    def send(events: list[Event], limit_s: float) -> None:
+        ray.get(sink.append.remote(events), timeout=limit_s)
 
     return send

@@ -9,6 +9,7 @@ from contextlib import closing
 import torch
 
 from raytrain.data.batch import MicroBatch
+from raytrain.rendezvous.vitals import READING, WAITING
 from raytrain.task import Loss
 from raytrain.worker.group import Group
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
@@ -16,6 +17,8 @@ from raytrain.worker.surroundings import Surroundings
 
 KEEP_TOGETHER_STEPS = 16
 """The ranks wait for each other so often, so that a slow one is not taken for lost, and a lost one is noticed."""
+
+IN_EVALUATION = "in an evaluation"
 
 Sums = dict[str, tuple[float, float]]
 """(sum, weight) by metric."""
@@ -33,13 +36,17 @@ def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: s
     with torch.no_grad(), closing(around.feed(name, held, 0, num_steps)) as feed:
         for step in range(num_steps):
             if step % KEEP_TOGETHER_STEPS == 0:
+                around.pulse.mark(WAITING)
                 group.sum(torch.zeros(1, device=group.device))
+            around.pulse.mark(READING)
             with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
                 shares = feed.step(step)
+            around.pulse.mark(IN_EVALUATION)
             for logical, micros in shares.items():
                 seed_everything(step, logical)
                 for micro in micros:
                     _add(mine[logical], _sums_of(around, model, micro))
+    around.pulse.mark(WAITING)
     everyone: dict[int, Sums] = {}
     for some in group.gather(dict(mine)):
         everyone.update(some)

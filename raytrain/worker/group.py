@@ -72,6 +72,15 @@ class Group:
         dist.all_gather_object(values, value)
         return values
 
+    def abort(self) -> None:
+        """Breaks the collectives in which the training thread waits; from another thread.
+
+        With NCCL, whose own limit is far away. Gloo cannot be broken from outside: there the closed connection of a killed
+        peer does it, or the limit of the collective. Not exercised on several GPUs yet.
+        """
+        if self.device.type == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
 
 def serve_store(host: str) -> TCPStore:
     """The store that this worker offers to the generations that it leads; on a free port."""
@@ -98,7 +107,7 @@ def form(generation: Generation, worker: str, store: TCPStore, device: torch.dev
                 world_size=len(generation.members),
                 timeout=timedelta(seconds=min(timeout_s, FORMING_TIMEOUT_S)),
             )
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s * generation.patience), dist.group.WORLD)
             yield Group(generation, rank, device)
         finally:
             if dist.is_initialized():

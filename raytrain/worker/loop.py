@@ -16,15 +16,17 @@ from raytrain.errors import WorkersLostError
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import GenerationFormed, Member, StateRestored, StepSkipped
 from raytrain.plan.layout import held_by
-from raytrain.rendezvous.state import NO_STATE, Entrant, Generation
+from raytrain.rendezvous.state import NO_STATE, Entrant, Generation, Signals
+from raytrain.rendezvous.vitals import READING, RESTORING, WAITING
 from raytrain.worker.audit import gather_row_ids
 from raytrain.worker.bell import Bell
 from raytrain.worker.boundary import BoundaryDuties
 from raytrain.worker.group import Group, PeerLost, form, serve_store
 from raytrain.worker.hooks import user_code
+from raytrain.worker.pause import Pause
 from raytrain.worker.start import restore_newest, warm_up
 from raytrain.worker.state import TrainState, build_state, synchronise
-from raytrain.worker.step import Signals, Stepper
+from raytrain.worker.step import Stepper
 from raytrain.worker.surroundings import Surroundings
 
 
@@ -40,78 +42,105 @@ class Loop:
             config.keep_best,
             config.best,
             telemetry.emit,
-            before_write=lambda: telemetry.flush(wait=True),  # so that a checkpoint never knows steps that the log does not
+            before_write=telemetry.flush,  # so that a checkpoint never knows steps that the log does not
             max_stall_s=config.collective_timeout_s / 2,  # a leader that waits longer would be taken for lost
         )
         self.rank = 0
         """The rank in the latest generation."""
-        self._last_commit = time.monotonic()
+        self._pause = Pause()
         self._losses_in_a_row = 0
+        self._is_saved = False
 
     def run(self) -> None:
-        """Returns when the run is complete or stopped.
+        """Returns when the run is complete or stopped, or when this worker was asked to leave.
 
         Raises:
             TaskError: the user's code raised.
             WorkersLostError: peers were lost too often without a finished step in between.
         """
-        around = self._around
+        around, is_over, latest = self._around, False, 0
         state = build_state(around.task, around.config, around.num_steps, around.device)
         warm_up(around, state)
         store = serve_store(around.host)
-        is_over = False
         while not is_over:
-            entrant = Entrant(around.worker, state.step, (around.host, store.port), around.host, around.pid)
-            generation = around.rendezvous.enter(entrant)
+            around.pulse.part()
+            generation = around.rendezvous.enter(self._entrant(state, store.port, latest))
             if generation is None:
                 break
+            latest = generation.number
             try:
                 with form(generation, around.worker, store, around.device, around.config.collective_timeout_s) as group:
+                    around.pulse.join(generation, group.abort)
                     is_over = self._train_together(state, group)
             except PeerLost as loss:
                 self._bear(loss)
-        around.rendezvous.close()
+        if is_over:
+            around.rendezvous.close()
         self._saver.close()
+
+    def _entrant(self, state: TrainState, port: int, latest: int) -> Entrant:
+        around = self._around
+        return Entrant(
+            around.worker,
+            state.step,
+            store=(around.host, port),
+            node=around.host,
+            pid=around.pid,
+            node_id=around.node_id,
+            is_saved=self._is_saved,
+            after=latest,
+        )
 
     def _train_together(self, state: TrainState, group: Group) -> bool:
         """Trains in one generation; returns whether the run is over."""
         around = self._around
         self.rank = group.rank
         around.telemetry.lead(group.leads)
+        self._is_saved = False
         if group.leads and state.step == NO_STATE:
+            around.pulse.mark(RESTORING)
             name = restore_newest(state, around.store, around.config.best)
             around.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
+        around.pulse.mark(WAITING)
         synchronise(state, group)
         held = held_by(group.rank, group.size, around.plan.num_logical)
         duties = BoundaryDuties(around, group, held, self._saver)
         with ExitStack() as stack:
             feed = stack.enter_context(closing(around.feed("train", held, state.step, around.num_steps)))
             bell = stack.enter_context(closing(Bell(around.rendezvous, group.generation.number))) if group.leads else None
-            stepper = stack.enter_context(closing(Stepper(around.task, around.config, state, group)))
+            stepper = stack.enter_context(closing(Stepper(around.task, around.config, state, group, around.pulse)))
             if group.leads:
                 self._tell_generation(group.generation, state.step)
             duties.at_boundary(state)
             while state.step < around.num_steps:
                 told = self._step(state, group, stepper, feed, bell.signals if bell else Signals())
-                duties.at_boundary(state, is_last=told.stop)
+                duties.at_boundary(state, is_last=told.stop or told.save)
                 if told.stop:
                     break
-                if told.newcomers:
+                if told.save:
+                    duties.finish(state)
+                    self._is_saved = True
+                if told.gather:
                     return False
             duties.finish(state)
         return True
 
     def _step(self, state: TrainState, group: Group, stepper: Stepper, feed: Feed, signals: Signals) -> Signals:
         """One step, redone elsewhere if it fails, recorded if it does not; returns what all ranks agreed on."""
-        around, step = self._around, state.step
+        around, step, started = self._around, state.step, time.monotonic()
+        around.pulse.begin_step(step)
+        around.pulse.mark(READING)
         with user_code(f"transform, or reading, for step {step} on rank {group.rank}"):
             shares = feed.step(step)
+        data_wait_s = time.monotonic() - started
+        around.pulse.mark(WAITING)
         row_ids = gather_row_ids(group, around.plan, step, shares) if around.config.audit else None
         rows = around.plan.rows_in_step(step)
         result = stepper.run(shares, rows, signals)
-        self._last_commit, self._losses_in_a_row = time.monotonic(), 0
+        self._pause.commit()
+        self._losses_in_a_row = 0
         around.telemetry.record(
-            StepRecord(step, result.loss, result.weight, rows, result.learning_rate, time.time(), row_ids)
+            StepRecord(step, result.loss, result.weight, rows, result.learning_rate, time.time(), data_wait_s, row_ids)
         )
         if not result.applied and group.leads:
             around.telemetry.emit(StepSkipped(step=step, loss=result.loss))
@@ -119,6 +148,7 @@ class Loop:
 
     def _bear(self, loss: PeerLost) -> None:
         """Counts losses without progress, so that a step that always fails ends the run."""
+        self._pause.break_off()
         self._losses_in_a_row += 1
         if self._losses_in_a_row > self._around.config.max_failures:
             raise WorkersLostError(
@@ -141,7 +171,7 @@ class Loop:
                     )
                     for rank, m in enumerate(generation.members)
                 ],
-                pause_s=0.0 if generation.cause == "start" else time.monotonic() - self._last_commit,
                 cause=generation.cause,
+                **({} if generation.cause == "start" else self._pause.parts(generation.waited_s)),
             )
         )

@@ -21,22 +21,20 @@ from torch.nn.parallel import DistributedDataParallel
 from raytrain.config import RunConfig
 from raytrain.data.batch import MicroBatch
 from raytrain.errors import TaskError
+from raytrain.rendezvous.state import Signals
+from raytrain.rendezvous.vitals import WAITING
 from raytrain.task import Task
 from raytrain.worker.buffers import StepBuffers
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.pulse import Pulse
 from raytrain.worker.state import TrainState
+
+IN_LOSS, IN_BACKWARD, IN_OPTIMIZER = "in loss", "in a backward pass", "in the optimizer"
+"""Places of the training thread, besides those of `rendezvous.vitals`."""
 
 Shares = Mapping[int, Sequence[MicroBatch]]
 """The micro-batches of each logical worker held here; none where a short step leaves it no rows."""
-
-
-@dataclass(frozen=True)
-class Signals:
-    """What one rank knows and all must act on at the same step."""
-
-    newcomers: bool = False
-    stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class StepResult:
 class Replica(DistributedDataParallel):
     """DDP around the user's model that also takes part in a reduction without rows, and shows the model's own methods."""
 
-    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool) -> None:
+    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool, pulse: Pulse) -> None:
         with warnings.catch_warnings():  # the name of this argument changes between the versions of torch that we allow
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             super().__init__(
@@ -72,6 +70,7 @@ class Replica(DistributedDataParallel):
                 find_unused_parameters=find_unused_parameters,
             )
         self.num_calls = 0
+        self._pulse = pulse
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.num_calls += 1
@@ -79,8 +78,11 @@ class Replica(DistributedDataParallel):
 
     def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
         """DDP's only collective in a forward pass, the agreement on its buckets in a group's second step, is here."""
+        self._pulse.mark(WAITING)
         with peer_loss():
-            return super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            prepared = super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._pulse.mark(IN_LOSS)
+        return prepared
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -111,9 +113,9 @@ class _Idle(torch.nn.Module):
 class Stepper:
     """Takes the steps of one generation."""
 
-    def __init__(self, task: Task, config: RunConfig, state: TrainState, group: Group) -> None:
-        self._task, self._config, self._state, self._group = task, config, state, group
-        self._replica = Replica(state.model, config.find_unused_parameters)
+    def __init__(self, task: Task, config: RunConfig, state: TrainState, group: Group, pulse: Pulse) -> None:
+        self._task, self._config, self._state, self._group, self._pulse = task, config, state, group, pulse
+        self._replica = Replica(state.model, config.find_unused_parameters, pulse)
         self._buffers = StepBuffers(state.model)
         self._trained = [p for p in state.model.parameters() if p.requires_grad]
 
@@ -152,10 +154,10 @@ class Stepper:
         replica.reducer = replica.logger = None
 
     def _passes(self, shares: Shares, planned_rows: int, signals: Signals) -> list[float]:
-        """Forward and backward of every micro-batch; returns [loss sum, weight, newcomers, stop] over all ranks."""
+        """Forward and backward of every micro-batch; returns [loss sum, weight, gather, save, stop] over all ranks."""
         device, step = self._group.device, self._state.step
-        vector = torch.zeros(4, dtype=torch.float64, device=device)
-        vector[2], vector[3] = float(signals.newcomers), float(signals.stop)
+        vector = torch.zeros(5, dtype=torch.float64, device=device)
+        vector[2], vector[3], vector[4] = float(signals.gather), float(signals.save), float(signals.stop)
         scale = self._group.size / planned_rows  # DDP divides by the number of ranks
         work: dist.Work | None = None
         for logical, micro, is_first, is_last, is_final in _passes_of(shares):
@@ -184,10 +186,12 @@ class Stepper:
         device = self._group.device
         batch = on_device(micro.columns, device)
         where = f"loss at step {self._state.step} on rank {self._group.rank}"
+        self._pulse.mark(IN_LOSS)
         with user_code(where), autocast(self._config.precision, device):
             return as_sum(self._task.loss(self._replica, batch), len(micro.rows), "loss")
 
     def _backward(self, loss: torch.Tensor) -> None:
+        self._pulse.mark(WAITING if self._replica.require_backward_grad_sync else IN_BACKWARD)
         with user_code(f"the backward pass at step {self._state.step} on rank {self._group.rank}"), peer_loss():
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -205,7 +209,7 @@ class Stepper:
 
     def _commit(self, totals: list[float], planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
         """From here on nothing can fail but the user's own optimizer or scheduler."""
-        loss_sum, weight, newcomers, stop = totals
+        loss_sum, weight, gather, save, stop = totals
         state, config = self._state, self._config
         gradients = [p.grad for p in self._trained if p.grad is not None]
         if weight != planned_rows and weight:
@@ -215,6 +219,7 @@ class Stepper:
         if applied and config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._trained, config.clip_norm, size)
         learning_rate = state.learning_rate
+        self._pulse.mark(IN_OPTIMIZER)
         if applied:
             with user_code(f"optimizer at step {state.step} on rank {self._group.rank}"):
                 state.optimizer.step()
@@ -222,7 +227,8 @@ class Stepper:
                     state.scheduler.step()
             self._buffers.assign(buffers)
         state.step += 1
-        signals = Signals(newcomers=newcomers > 0, stop=stop > 0)
+        self._pulse.finish_step(state.step)
+        signals = Signals(gather=gather > 0, save=save > 0, stop=stop > 0)
         return StepResult(loss_sum / weight if weight else 0.0, weight, applied, signals, learning_rate)
 
 

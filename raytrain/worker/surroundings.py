@@ -18,6 +18,7 @@ from raytrain.plan.order import Plan
 from raytrain.rendezvous.client import RendezvousClient
 from raytrain.task import Task
 from raytrain.worker.hooks import own_transform
+from raytrain.worker.pulse import Pulse
 from raytrain.worker.telemetry import Telemetry
 
 
@@ -42,8 +43,10 @@ class Surroundings:
     rendezvous: RendezvousClient
     store: CheckpointStore
     telemetry: Telemetry
+    pulse: Pulse
     worker: str
     host: str
+    node_id: str
     pid: int
     device: torch.device
 

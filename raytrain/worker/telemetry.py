@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import Event, StepsDone
 
 SEND_EVERY_S = 0.5
+PATIENCE_S = 10.0
+"""How long a delivery may take; while deliveries fail, whoever wants to wait for one waits for a tenth of it."""
 KEEP_S = 60.0
 MAX_UNSENT = 20_000
 """How many events wait while deliveries fail; older ones are given up."""
@@ -22,8 +26,8 @@ MAX_UNSENT = 20_000
 log = logging.getLogger(__name__)
 
 
-Send = Callable[[list[Event], bool], None]
-"""Delivers events, and may fail; told to wait, it returns when they are in the run's log."""
+Send = Callable[[list[Event], float], None]
+"""Delivers events: returns when they are in the run's log, and raises if that takes longer than so many seconds."""
 
 
 class Telemetry:
@@ -37,14 +41,16 @@ class Telemetry:
         self._records: deque[StepRecord] = deque()
         self._sent_below = 0
         self._leads = False
+        self._is_failing = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def emit(self, event: Event) -> None:
+        now = event if event.time else replace(event, time=time.time())
         with self._lock:
             self._queue_records()
-            self._events.append(event)
+            self._events.append(now)
 
     def record(self, record: StepRecord) -> None:
         with self._lock:
@@ -59,20 +65,24 @@ class Telemetry:
                 self._sent_below = 0
             self._leads = leads
 
-    def flush(self, wait: bool = False) -> None:
-        """Sends what is there, in the order in which it happened; with `wait`, until it is in the run's log."""
-        with self._delivery:
+    def flush(self) -> None:
+        """Sends what is there, in the order in which it happened; what cannot be delivered is kept and sent again."""
+        if not self._delivery.acquire(timeout=PATIENCE_S / 10 if self._is_failing else PATIENCE_S):
+            return
+        try:
             with self._lock:
                 self._queue_records()
                 events, self._events = self._events, []
-            if (events or wait) and not self._deliver(events, wait):
+            if events and not self._deliver(events):
                 with self._lock:
                     self._events = [*events, *self._events][-MAX_UNSENT:]
+        finally:
+            self._delivery.release()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)
-        self.flush(wait=True)
+        self.flush()
 
     def _queue_records(self) -> None:
         """Puts the steps that were not told yet behind the events so far."""
@@ -88,12 +98,16 @@ class Telemetry:
         while not self._closed.wait(SEND_EVERY_S):
             self.flush()
 
-    def _deliver(self, events: list[Event], wait: bool) -> bool:
+    def _deliver(self, events: list[Event]) -> bool:
+        limit_s = PATIENCE_S / 10 if self._is_failing else PATIENCE_S
         try:
-            self._send(events, wait)
-        except Exception:  # the one guard around telemetry: its failure must not end a run
-            log.warning("could not deliver %d events; they are sent again", len(events), exc_info=True)
+            self._send(events, limit_s)
+        except Exception as error:  # noqa: BLE001 - the one guard around telemetry: its failure must not end a run
+            if not self._is_failing:
+                log.warning("could not deliver %d events (%s); they are sent again", len(events), type(error).__name__)
+            self._is_failing = True
             return False
+        self._is_failing = False
         return True
 
 
@@ -116,5 +130,6 @@ def _as_event(records: list[StepRecord]) -> StepsDone:
         rows=[r.rows for r in records],
         learning_rates=[r.learning_rate for r in records],
         finished=[r.finished for r in records],
+        data_waits=[r.data_wait_s for r in records],
         row_ids=[r.row_ids or "" for r in records] if with_rows else None,
     )

@@ -6,47 +6,13 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-import raytrain
-from raytrain.events.curve import curve
-from raytrain.events.kinds import Event, GenerationFormed, StateRestored, StepsDone, WorkerLost, WorkerStarting
-from raytrain.events.log import read
-from raytrain.report.audit import audit
-from raytrain.rundir import RunDir
-from tests.laws.compare import assert_same, by_hand, settings
-from tests.support.tasks import Gated
-
-
-class Script:
-    """A viewer that acts: `act` is called with all events so far, each time that there are new ones."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def on_events(self, events: Sequence[Event]) -> None:
-        self.events += events
-        self.act()
-
-    def tick(self, now: float) -> None:
-        return None
-
-    def say(self, text: str, now: float) -> None:
-        return None
-
-    def act(self) -> None:
-        raise NotImplementedError
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    @property
-    def finished(self) -> int:
-        return max((e.first_step + len(e.losses) for e in self.of(StepsDone)), default=0)
+from raytrain.events.kinds import GenerationFormed, StateRestored, StepsDone, WorkerLost, WorkerStarting
+from tests.cluster.script import Script, run
 
 
 class KillOnce(Script):
@@ -69,23 +35,6 @@ class KillOnce(Script):
         pids = {member.pid for member in newest.members}
         if self.killed and len(pids) == self.num_workers and not pids & set(self.killed) and self.finished > newest.step:
             self.gate.unlink(missing_ok=True)
-
-
-def run(tmp_path: Path, script: Script, gate: Path, **more: Any) -> tuple[RunDir, list[Event]]:
-    config = settings(storage=str(tmp_path), checkpoint_every=3, **more)
-    raytrain.Trainer(Gated(gate=str(gate)), config).fit(script)
-    run_dir = RunDir.at(str(tmp_path), config.name)
-    assert_same(run_dir, curve(read(run_dir)), by_hand("dropout", settings()))
-    report = audit(run_dir)
-    assert report.passed, report.lines()
-    return run_dir, list(read(run_dir))
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    path = tmp_path / "gate"
-    path.touch()
-    return path
 
 
 @pytest.mark.timeout(120)

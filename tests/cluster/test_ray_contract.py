@@ -26,7 +26,7 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from raytrain.elastic import controller, internals, worker_group
+from raytrain.elastic import controller, internals, lone_workers
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -68,7 +68,7 @@ def test_nothing_is_imported_that_is_not_listed() -> None:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__"
         for alias in node.names
     }
-    assert imported == set(internals.__all__)
+    assert imported - {"state"} == set(internals.__all__)
 
 
 SIGNATURES: list[tuple[str, Callable[..., Any], list[str]]] = [
@@ -84,6 +84,7 @@ SIGNATURES: list[tuple[str, Callable[..., Any], list[str]]] = [
     ),
     ("TrainController.run, called", internals.TrainController.run, []),
     ("TrainController.get_result, called", internals.TrainController.get_result, []),
+    ("TrainController.get_worker_group, called", internals.TrainController.get_worker_group, []),
     (
         "WorkerGroup.__init__, extended",
         internals.WorkerGroup.__init__,
@@ -215,7 +216,7 @@ def test_fields_are_those_that_are_used(cls: Any, expected: list[str]) -> None:
     [
         (internals.FailurePolicy, controller.EndOnErrors),
         (internals.ScalingPolicy, controller.StartOnce),
-        (internals.PlacementGroupHandle, worker_group._NoPlacementGroup),
+        (internals.PlacementGroupHandle, lone_workers.NoPlacementGroup),
     ],
 )
 def test_what_is_abstract_in_ray_is_written_here(base: type, implemented: type) -> None:
@@ -230,7 +231,7 @@ def test_the_policies_and_the_placement_can_be_made() -> None:
     assert (decision.num_workers, decision.resources_per_worker) == (3, {"CPU": 0.5})
     policy = controller.EndOnErrors(None)  # type: ignore[arg-type]
     assert policy.make_decision(training_failed_error=Exception()) is internals.FailureDecision.RAISE
-    place = worker_group._NoPlacementGroup()
+    place = lone_workers.NoPlacementGroup()
     assert place.wait(0)
     assert place.placement_group is None
 
@@ -291,7 +292,7 @@ def test_a_group_state_can_end_in_another_way() -> None:
 
 def test_metadata_of_a_worker_has_its_node_and_process() -> None:
     returned = inspect.signature(internals.RayTrainWorker.get_metadata).return_annotation
-    assert {field.name for field in dataclasses.fields(returned)} >= {"node_ip", "pid"}
+    assert {field.name for field in dataclasses.fields(returned)} >= {"node_ip", "node_id", "pid"}
 
 
 def test_resources_become_arguments_of_an_actor() -> None:
@@ -311,5 +312,41 @@ def test_errors_reach_the_driver_as_is_read_there() -> None:
     assert "controller_failure" in parameters(ray.train.ControllerError.__init__)
 
 
-def test_the_preemption_watcher_can_be_switched_off() -> None:
-    assert internals.ENABLE_PREEMPTION_WATCHER_ENV_VAR == "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+def test_what_ray_would_start_beside_the_controller_can_be_switched_off_when_it_is_made() -> None:
+    assert controller.QUIET == {
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    }
+    made = source(internals.TrainController.__init__)
+    for name in ("ENABLE_PREEMPTION_WATCHER_ENV_VAR", "ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR"):
+        assert name in made, f"TrainController.__init__ does not read {name} any more"
+
+
+def test_the_controller_can_be_made_in_the_driver_and_run_in_a_thread() -> None:
+    """Ray Train decorates it as an actor only where it makes one, so the class itself is a plain one."""
+    assert inspect.isclass(internals.TrainController)
+    assert inspect.iscoroutinefunction(internals.TrainController.run)
+    assert not inspect.iscoroutinefunction(internals.TrainController.get_result)
+    assert issubclass(controller.ElasticController, internals.TrainController)
+    for name in ("current_actor", "get_actor_id"):
+        assert name not in source(internals.TrainController), f"the controller uses its own {name} now"
+
+
+def test_a_terminal_controller_is_not_polled_again_since_it_would_end_its_process_as_an_actor() -> None:
+    """`exit_actor` is called in two places, neither of which a run in the driver comes to: after an abort."""
+    text = source(internals.TrainController)
+    assert text.count("exit_actor()") == 2
+    assert source(internals.TrainController._poll_workers).count("exit_actor()") == 1
+    assert source(internals.TrainController.abort).count("exit_actor()") == 1
+
+
+def test_nodes_that_are_announced_to_go_away_are_known_with_their_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = source(type(internals.state).get_draining_nodes)
+    assert "-> Dict[str, int]" in text or "-> dict[str, int]" in text
+    assert "deadline" in text
+    monkeypatch.setattr(internals, "state", SimpleNamespace(get_draining_nodes=lambda: {"a": 1_500, "b": 0}))
+    assert internals.draining_nodes() == {"a": 1.5, "b": 0.0}
+
+
+def test_an_actor_is_told_whether_it_was_started_again() -> None:
+    assert isinstance(ray.runtime_context.RuntimeContext.was_current_actor_reconstructed, property)

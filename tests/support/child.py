@@ -13,10 +13,12 @@ import torch
 from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.data.feed import Feed
-from raytrain.rendezvous.state import Entrant, Generation
+from raytrain.rendezvous.state import Entrant, Generation, Signals
+from raytrain.rendezvous.vitals import Beat
 from raytrain.rundir import RunDir
 from raytrain.worker import boundary, loop
 from raytrain.worker.loop import Loop
+from raytrain.worker.pulse import Pulse
 from raytrain.worker.state import TrainState
 from raytrain.worker.step import Stepper
 from raytrain.worker.surroundings import Surroundings
@@ -66,9 +68,12 @@ class PipeRendezvous:
         generation: Generation | None = self.ask("enter", entrant)
         return generation
 
-    def watch(self, generation: int) -> tuple[bool, bool]:
-        newcomers, stop = self.ask("watch", generation)
-        return newcomers, stop
+    def watch(self, generation: int) -> Signals:
+        signals: Signals = self.ask("watch", generation)
+        return signals
+
+    def beat(self, beat: Beat) -> bool:
+        return False  # a child that dies is noticed by the end of its pipe
 
     def close(self) -> None:
         self.ask("close")
@@ -78,7 +83,7 @@ def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
     """Target of a worker's process."""
     torch.set_num_threads(1)
     rendezvous, told = PipeRendezvous(Pipe(calls)), Pipe(events)
-    telemetry = Telemetry(lambda events, wait: told.ask(events))
+    telemetry = Telemetry(lambda events, limit_s: told.ask(events))
     around = Surroundings(
         task=job.task,
         config=job.config,
@@ -89,8 +94,10 @@ def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
         rendezvous=rendezvous,
         store=CheckpointStore(RunDir.at(job.storage, job.config.name)),
         telemetry=telemetry,
+        pulse=Pulse(rendezvous, job.worker, every_s=60.0),
         worker=job.worker,
         host="127.0.0.1",
+        node_id="",
         pid=os.getpid(),
         device=torch.device("cpu"),
     )

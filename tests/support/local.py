@@ -24,7 +24,7 @@ from raytrain.events.curve import StepRecord, curve
 from raytrain.events.kinds import CheckpointSaved, StepsDone
 from raytrain.events.log import EventLog, read
 from raytrain.launch.work import Schedule, plan_facts, schedule
-from raytrain.rendezvous.state import Entrant, Generation, Rendezvous
+from raytrain.rendezvous.state import Entrant, Generation, Rendezvous, Signals
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
 
@@ -147,7 +147,7 @@ class LocalRun:
                 pipe.send(getattr(self, f"_on_{request}")(child, argument))
         with self._lock:
             self._state.min_workers = 1
-            self._state.lose(name)
+            self._state.lose(name, time.monotonic())
             if not child.done and child.error is None and self.plot.replace and not self._state.closed:
                 self._start()
 
@@ -178,11 +178,11 @@ class LocalRun:
                     return self._state.generation
             time.sleep(TICK_S)
 
-    def _on_watch(self, child: _Child, generation: int) -> tuple[bool, bool]:
+    def _on_watch(self, child: _Child, generation: int) -> Signals:
         for _ in range(20):
             with self._lock:
-                answer = self._state.should_let_in(time.monotonic()), self._state.stop_asked
-                if any(answer) or self._state.generation.number != generation:
+                answer = self._state.signals(time.monotonic())
+                if answer != Signals() or self._state.generation.number != generation:
                     return answer
             time.sleep(TICK_S)
         return answer

@@ -20,7 +20,7 @@ def width_80(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.mark.parametrize("command", ["", "audit"])
+@pytest.mark.parametrize("command", ["", "audit", "ledger"])
 def test_the_help_is_as_agreed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     check(f"help_{command or 'raytrain'}.txt", capsys.readouterr().out)
@@ -39,6 +39,8 @@ def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixtur
         ("audit runs/a --js", "--js", "did you mean --json?"),
         ("--jsno", "--jsno", "did you mean --json?"),
         ("audit", "RUN_DIR", "see raytrain audit --help"),
+        ("ledgr runs/a", "ledgr", "did you mean ledger?"),
+        ("ledger", "RUN_DIR", "see raytrain ledger --help"),
         ("audit runs/a runs/b", "runs/b", "see raytrain --help"),
         ("audit runs/a --json=3", "--json", "see raytrain audit --help"),
         ("audit s4://bucket/runs/a", "s4://bucket/runs/a", "check how it is written"),

@@ -67,6 +67,16 @@ def test_a_lost_worker_is_marked_until_the_next_generation() -> None:
     assert row.endswith("lost")
 
 
+def test_the_frame_says_where_the_time_went_as_far_as_it_fits() -> None:
+    waiting = kinds.WaitingForWorkers(time=START + 12, have=0, need=1, reason="none is there")
+    lost = kinds.WorkerLost(time=START + 10, worker="w1", node="10.0.0.12", pid=4121, reason="killed")
+    view = fold([*demo_events(92), lost, waiting])
+    (line,) = [line for line in draw(view, now=START + 32).splitlines() if line.startswith("goodput")]
+    assert line == "goodput  14.4 %    waiting for workers 20.0 s  starting 5.0 s  training 4.6 s"
+    (line,) = [line for line in draw(view, 40, now=START + 32).splitlines() if line.startswith("goodput")]
+    assert line == "goodput  14.4 %"
+
+
 def test_a_sparkline_goes_from_the_lowest_to_the_highest_block() -> None:
     assert sparkline(range(8), 80) == BLOCKS
     assert sparkline(range(800), 8) == BLOCKS

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from raytrain.console.demo import START, demo_events
-from raytrain.console.words import summary
+from raytrain.console.words import begun_again, summary, where_time_went
 from raytrain.errors import ConfigError
 from raytrain.events import kinds
+from raytrain.events.ledger import Ledger
 from raytrain.events.view import fold, reduce
 
 
@@ -34,6 +35,24 @@ def test_an_error_of_four_parts_is_kept_whole() -> None:
     error = ConfigError("run.steps", 0, "at least 1", "leave it out")
     line = ended("failed", message=str(error))[1]
     assert line == "cause        run.steps · value: 0 · rule:  at least 1 · fix:   leave it out"
+
+
+def test_the_summary_says_where_the_time_of_all_starts_went() -> None:
+    (line,) = [line for line in ended("completed", 460) if line.startswith("goodput")]
+    times = "stopping 32.0 s, training 22.8 s, starting 5.0 s, evaluation 168 ms, checkpoint stall 4 ms"
+    assert line == f"goodput      38.0 % of 1 min 0 s: {times}"
+    again = fold(demo_events(460, ended=True), fold(demo_events(100)))
+    assert " % of 38.5 s in 2 starts: " in "\n".join(summary(again))
+
+
+def test_what_took_no_time_is_not_shown() -> None:
+    ledger = Ledger(starting_s=2.0, training_s=81.2, reforming_s=0.0004)
+    assert where_time_went(ledger) == [("training", "1 min 21 s"), ("starting", "2.0 s")]
+
+
+def test_while_a_killed_run_starts_again_its_past_does_not_grow() -> None:
+    killed = fold(demo_events(100))
+    assert begun_again(killed).books.at(START + 1e6).wall_s == killed.books.at().wall_s
 
 
 def test_a_run_that_has_not_ended_has_no_summary() -> None:

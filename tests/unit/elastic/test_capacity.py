@@ -1,12 +1,10 @@
-"""How many workers to ask for, when a run has lost too many, and how a shortage reads."""
+"""How many workers to ask for, how long too few may wait, and how a shortage reads."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from raytrain.elastic.capacity import LossBudget, num_to_ask_for, shortage
+from raytrain.elastic.capacity import TELL_AFTER_S, Patience, num_to_ask_for, shortage
 
 
 @pytest.mark.parametrize(
@@ -19,27 +17,47 @@ def test_what_is_missing_is_asked_for_once_and_not_at_the_end(
     assert num_to_ask_for(running, asked, finished, most) == wanted
 
 
-def test_as_many_losses_in_a_row_as_are_allowed_are_borne() -> None:
-    budget = LossBudget(2)
-    assert [budget.lose(7), budget.lose(7), budget.lose(7)] == [True, True, False]
+def test_those_that_are_about_to_leave_are_replaced_before_they_have_left() -> None:
+    """They are not among those that stay, so that their successors start while they still train."""
+    assert num_to_ask_for(num_staying=1, num_asked=0, num_finished=0, max_workers=2) == 1
 
 
-def test_a_budget_of_none_bears_no_loss() -> None:
-    assert not LossBudget(0).lose(0)
+class Waiting:
+    """A run of at least 2 workers that may wait 60 s for the first ones, and 1800 s afterwards."""
+
+    def __init__(self) -> None:
+        self.patience, self.now = Patience(2, 60.0, 1800.0), 100.0
+
+    def look(self, num_running: int, num_placed: int, after_s: float = 0.0) -> str:
+        self.now += after_s
+        return self.patience.look(num_running, num_placed, self.now)
 
 
-def test_a_finished_step_makes_up_for_the_losses_before() -> None:
-    budget = LossBudget(1)
-    assert [budget.lose(step) for step in (0, 1, 2, 3, 3)] == [True, True, True, True, False]
+def test_r11_a_shortage_at_the_start_is_told_once_and_ends_the_run_soon() -> None:
+    waiting = Waiting()
+    looks = [waiting.look(0, 1, after_s) for after_s in (0.0, TELL_AFTER_S, 0.5, 10.0, 40.0, 10.0)]
+    assert looks == ["", "", "tell", "", "", "end"]
+    assert not waiting.patience.had_enough
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 4))
-def test_a_run_ends_exactly_when_too_many_are_lost_without_progress(moves: list[int], most: int) -> None:
-    budget, step, in_a_row = LossBudget(most), 0, 0
-    for move in moves:
-        in_a_row = 1 if move else in_a_row + 1
-        step += move
-        assert budget.lose(step) == (in_a_row <= most)
+def test_r6_survivors_wait_longer_since_they_hold_the_state() -> None:
+    waiting = Waiting()
+    assert waiting.look(2, 2) == ""
+    assert [waiting.look(1, 1, after_s) for after_s in (10.0, 6.0, 1790.0, 5.0)] == ["", "tell", "", "end"]
+    assert waiting.patience.had_enough
+
+
+def test_workers_that_have_their_place_and_start_are_enough_to_wait_for() -> None:
+    waiting = Waiting()
+    assert [waiting.look(0, num_placed, 50.0) for num_placed in (1, 2, 2, 2)] == [""] * 4
+    assert not waiting.patience.had_enough, "none of them has run yet"
+
+
+def test_each_shortage_is_told_and_has_its_own_time() -> None:
+    waiting = Waiting()
+    looks = [waiting.look(n, n, 6.0) for n in (2, 1, 1, 1, 2, 1, 1)]
+    assert looks == ["", "", "tell", "", "", "", "tell"]
+    assert waiting.patience.since == waiting.now - 6.0
 
 
 def test_r11_a_shortage_names_what_was_asked_for_and_what_there_is() -> None:

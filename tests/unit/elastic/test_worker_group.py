@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayActorError
 
+from raytrain.elastic import liaison, lone_workers
 from raytrain.elastic import worker_group as module
 from raytrain.elastic.internals import WorkerHealthCheckFailedError
 from raytrain.elastic.joiner import JoinFailed
 from raytrain.elastic.wiring import WIRING, Wiring
 from raytrain.elastic.worker_group import ElasticWorkerGroup
-from raytrain.errors import ResourceError, WorkersLostError
-from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLost, WorkerStarting
+from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
+from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLeaving, WorkerLeft, WorkerLost, WorkerStarting
+from raytrain.rendezvous.actor import Survey
+
+NUM_LOGICAL = 4
 
 
 def status(running: bool, error: Exception | None = None) -> Any:
@@ -31,7 +35,7 @@ class Joiner:
 
     def __init__(self, scene: Scene, serial: int) -> None:
         self.scene, self.serial, self.is_placed, self.is_gone = scene, serial, False, False
-        self.placement_group = f"place {serial}"
+        self.name = f"w{serial}"
 
     def place(self) -> bool:
         if self.is_placed or self.scene.room <= 0:
@@ -48,42 +52,62 @@ class Joiner:
             return None
         if self.serial in self.scene.stillborn:
             raise JoinFailed("its node is gone", self.scene.is_preempted)
-        metadata = SimpleNamespace(node_ip="10.0.0.1", pid=100 + self.serial)
+        metadata = SimpleNamespace(node_ip="10.0.0.1", node_id=f"node {self.serial % 3}", pid=100 + self.serial)
         return SimpleNamespace(actor=f"actor {self.serial}", metadata=metadata, distributed_context=None)
 
     def let_go(self) -> None:
         self.is_gone = True
 
 
+class Rendezvous:
+    """Says of everybody who is to leave that it must be waited for, until the test says that it has left."""
+
+    def __init__(self) -> None:
+        self.survey_now = Survey({}, frozenset(), (), 0)
+        self.told: list[tuple[str, str]] = []
+        self.trains = True
+        self.start, self.lose = _remote(self._noting("start")), _remote(self._noting("lose"))
+        self.leave, self.give_up = _remote(self._leave), _remote(lambda: self.told.append(("give_up", "")))
+        self.survey = _remote(lambda: self.survey_now)
+
+    def _noting(self, what: str) -> Callable[[str], None]:
+        return lambda worker: self.told.append((what, worker))
+
+    def _leave(self, worker: str) -> bool:
+        self.told.append(("leave", worker))
+        return self.trains
+
+    def all_told(self, what: str) -> list[str]:
+        return [worker for kind, worker in self.told if kind == what]
+
+    def knows(self, step: int = 0, **more: Any) -> None:
+        values = {"given_up": {}, "left": frozenset(), "members": ()} | more
+        self.survey_now = Survey(step=step, **values)
+
+
 class Scene:
     """A group of 2 to 3 workers that may lose 2 in a row."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, min_workers: int = 2, max_workers: int = 3) -> None:
-        self.now, self.room, self.finished_steps = 100.0, max_workers, 0
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, min_workers: int = 2, max_workers: int = 3, room: int | None = None
+    ) -> None:
+        self.now, self.room = 100.0, max_workers if room is None else room
         self.stillborn: set[int] = set()
         self.is_preempted = False
         self.joiners: list[Joiner] = []
         self.statuses: dict[int, Any] = {}
         self.told: list[Event] = []
-        self.lost: list[str] = []
-        self.killed: list[str] = []
+        self.draining: dict[str, float] = {}
+        self.rendezvous = Rendezvous()
         monkeypatch.setattr(module, "Joiner", self.make)
-        monkeypatch.setattr(module, "remove_placement_group", lambda place: None)
+        monkeypatch.setattr(module, "draining_nodes", lambda: self.draining)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        context = SimpleNamespace(current_actor="controller")
-        monkeypatch.setattr(
-            module,
-            "ray",
-            SimpleNamespace(
-                get=lambda value: value,
-                kill=self.killed.append,
-                cluster_resources=lambda: {"CPU": 2.0},
-                get_runtime_context=lambda: context,
-            ),
-        )
-        rendezvous = SimpleNamespace(start=_remote(lambda worker: None), lose=_remote(self.lost.append))
-        sink = SimpleNamespace(append=_remote(self.told.extend), finished_steps=_remote(lambda: self.finished_steps))
-        wiring = Wiring(min_workers, max_workers, 2, 60.0, rendezvous, sink)
+        monkeypatch.setattr(module, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
+        monkeypatch.setattr(lone_workers, "ray", SimpleNamespace(kill=lambda actor: None))
+        fake = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda values, timeout: (values, []))
+        monkeypatch.setattr(liaison, "ray", fake)
+        sink = SimpleNamespace(append=_remote(self.told.extend))
+        wiring = Wiring(min_workers, max_workers, 2, 60.0, 1800.0, 600.0, NUM_LOGICAL, self.rendezvous, sink)
         run: Any = SimpleNamespace(
             run_config=SimpleNamespace(storage_context=None), train_loop_config={WIRING: wiring}, backend_config=None
         )
@@ -92,9 +116,19 @@ class Scene:
         monkeypatch.setattr(self.group, "_poll_workers_and_collect_errors", self.look)
         self.group._start()
 
-    def make(self, serial: int, resources: dict[str, float]) -> Joiner:
+    def make(self, serial: int, resources: dict[str, float], limit_s: float) -> Joiner:
+        assert limit_s == 600.0
         self.joiners.append(Joiner(self, serial))
         return self.joiners[-1]
+
+    def poll(self, num_times: int = 1) -> Any:
+        for _ in range(num_times):
+            found = self.group.poll_status()
+        return found
+
+    @property
+    def gone(self) -> list[int]:
+        return [joiner.serial for joiner in self.joiners if joiner.is_gone]
 
     def look(self, timeout: float | None) -> list[Any]:
         return [self.statuses.get(joiner.serial, RUNNING) for joiner in self.group._running]  # type: ignore[attr-defined]
@@ -114,53 +148,75 @@ def _remote(function: Callable[..., Any]) -> Any:
     return SimpleNamespace(remote=function)
 
 
+# Coming
+
+
 def test_workers_are_asked_for_up_to_the_largest_number_and_run_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.room = 0
+    scene = Scene(monkeypatch, room=2)
+    assert scene.running == [0, 1]
+    scene.poll()
+    assert len(scene.joiners) == 3
+    scene.room = 1
+    scene.poll()
     assert scene.running == [0, 1, 2]
     assert [event.worker for event in scene.all_told(WorkerStarting)] == ["w0", "w1", "w2"]
-    scene.group.poll_status()
+    assert scene.rendezvous.all_told("start") == ["w0", "w1", "w2"]
+    scene.poll()
     assert len(scene.joiners) == 3
+
+
+# Losses
 
 
 def test_a_lost_worker_is_dropped_told_and_replaced_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.dies(1)
-    assert not scene.group.poll_status().errors
+    assert not scene.poll().errors
     assert scene.running == [0, 2]
-    assert scene.lost == ["w1"]
-    assert scene.killed == ["actor 1"]
+    assert scene.rendezvous.all_told("lose") == ["w1"]
+    assert scene.gone == [1]
     assert [(event.worker, event.pid) for event in scene.all_told(WorkerLost)] == [("w1", 101)]
     scene.room = 1
-    scene.group.poll_status()
+    scene.poll()
     assert scene.running == [0, 2, 3]
+
+
+def test_r6_a_worker_that_was_given_up_is_dropped_with_the_reason_though_its_process_may_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.rendezvous.knows(given_up={"w1": "stuck for 26 s: in loss at step 7"})
+    scene.poll(2)
+    assert scene.running == [0, 2]
+    assert scene.gone == [1]
+    assert [event.reason for event in scene.all_told(WorkerLost)] == ["stuck for 26 s: in loss at step 7"]
 
 
 def test_r16_an_error_of_the_users_code_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.statuses[1] = status(False, ValueError("the user's"))
-    assert set(scene.group.poll_status().errors) == {1}
-    assert scene.lost == []
+    assert set(scene.poll().errors) == {1}
+    assert scene.rendezvous.all_told("lose") == []
 
 
 def test_r16_too_many_losses_in_a_row_end_the_run_and_the_last_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     for serial in range(2):
         scene.dies(serial)
-        scene.group.poll_status()
+        scene.poll()
     scene.dies(2, RayActorError(error_msg="out of memory"))
     with pytest.raises(WorkersLostError, match=r"3 workers were lost in a row at step 0.*out of memory"):
-        scene.group.poll_status()
+        scene.poll()
 
 
 def test_a_finished_step_in_between_makes_up_for_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of which only a survey of this moment knows."""
     scene = Scene(monkeypatch)
     scene.room = 10
     for serial in range(6):
+        scene.rendezvous.knows(step=serial + 1)
         scene.dies(serial)
-        scene.finished_steps += 1
-        scene.group.poll_status()
-        scene.group.poll_status()
+        scene.poll(2)
     assert len(scene.running) == 3
 
 
@@ -171,8 +227,7 @@ def test_r2_preempted_workers_do_not_count_as_failures(monkeypatch: pytest.Monke
     cause._preempted = True
     for serial in range(8):
         scene.dies(serial, cause)
-        scene.group.poll_status()
-        scene.group.poll_status()
+        scene.poll(2)
     assert len(scene.all_told(WorkerLost)) == 8
 
 
@@ -181,53 +236,185 @@ def test_r6_processes_that_die_before_they_run_are_failures_too(monkeypatch: pyt
     scene = Scene(monkeypatch)
     scene.stillborn, scene.room = set(range(3, 99)), 99
     scene.dies(0)
-    scene.group.poll_status()
-    scene.group.poll_status()
+    scene.poll(2)
     with pytest.raises(WorkersLostError, match="its node is gone"):
-        scene.group.poll_status()
-    assert scene.lost == ["w0", "w3", "w4"]
-    assert all(joiner.is_gone for joiner in scene.joiners if joiner.serial in (3, 4))
+        scene.poll()
+    assert scene.rendezvous.all_told("lose") == ["w0", "w3", "w4"]
+    assert {3, 4} <= set(scene.gone)
+
+
+def dies_with_the_same_rows(scene: Scene, serial: int, members: tuple[str, ...]) -> None:
+    """The member that holds the last quarter of the rows dies in step 7."""
+    scene.rendezvous.knows(step=7, members=members)
+    scene.poll()
+    scene.dies(serial, RayActorError(error_msg="segmentation fault"))
+    scene.poll(2)
+
+
+def test_r16_rows_that_kill_each_worker_that_gets_them_end_the_run_and_their_share_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.group._budget.max_failures = 99
+    scene.room = 99
+    dies_with_the_same_rows(scene, 2, ("w0", "w1", "w2"))
+    dies_with_the_same_rows(scene, 1, ("w0", "w3", "w1"))
+    with pytest.raises(DeadlyRowsError, match=r"step 7, with the share of logical worker 3: .*segmentation fault"):
+        dies_with_the_same_rows(scene, 3, ("w0", "w4", "w5", "w3"))
+
+
+@pytest.mark.parametrize("kind", ["never trained", "preempted", "given up"])
+def test_deaths_that_have_nothing_to_do_with_rows_blame_none(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    scene = Scene(monkeypatch)
+    scene.group._budget.max_failures = 99
+    scene.room = 99
+    cause = ActorDiedError()
+    cause._preempted = kind == "preempted"
+    for serial in range(5):
+        given_up = {f"w{serial}": "silent"} if kind == "given up" else {}
+        members = () if kind == "never trained" else (f"w{serial}",)
+        scene.rendezvous.knows(step=7, members=members, given_up=given_up)
+        if kind != "given up":
+            scene.poll()
+            scene.dies(serial, cause)
+        scene.poll(3)
+    assert len(scene.all_told(WorkerLost)) == 5
+
+
+# Drains
+
+
+def test_p2_the_worker_of_a_draining_node_is_asked_to_leave_and_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.draining = {"node 1": 1234.5}
+    scene.room = 1
+    scene.poll(2)
+    assert scene.running == [0, 1, 2, 3], "it trains until the others have its state"
+    assert [(event.worker, event.deadline) for event in scene.all_told(WorkerLeaving)] == [("w1", 1234.5)]
+    assert set(scene.rendezvous.all_told("leave")) == {"w1"}
+    scene.poll(3)
+    assert len(scene.joiners) == 4
+    assert len(scene.all_told(WorkerLeaving)) == 1
+
+
+def test_p2_one_that_has_left_is_dropped_and_is_neither_a_loss_nor_the_end_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.draining = {"node 1": 0.0}
+    scene.poll(2)
+    scene.statuses[1] = FINISHED
+    scene.rendezvous.knows(left=frozenset({"w1"}), step=4)
+    found = scene.poll()
+    assert [worker.running for worker in found.worker_statuses.values()] == [True, True]
+    assert scene.running == [0, 2]
+    assert [(event.worker, event.pid) for event in scene.all_told(WorkerLeft)] == [("w1", 101)]
+    assert (scene.all_told(WorkerLost), scene.gone) == ([], [1])
+    scene.room = 1
+    scene.poll(2)
+    assert scene.running == [0, 2, 3]
+
+
+def test_p2_one_that_has_left_but_is_still_closing_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.draining = {"node 1": 0.0}
+    scene.rendezvous.knows(left=frozenset({"w1"}))
+    scene.poll(5)
+    assert scene.gone == []
+
+
+def test_a_worker_that_has_no_part_in_the_run_yet_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.draining = {"node 1": 0.0}
+    scene.rendezvous.trains = False
+    scene.poll(2)
+    assert scene.running == [0, 2]
+    assert scene.gone == [1]
+    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
+
+
+def test_r2_one_that_dies_while_it_leaves_is_lost_but_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.room = 99
+    for serial in range(6):
+        scene.draining = {f"node {serial % 3}": 0.0}
+        scene.poll()
+        leaving = [joiner.serial for joiner in scene.group._running if joiner.name in scene.group._leaving]
+        scene.draining = {}
+        for one in leaving:
+            scene.dies(one)
+        scene.poll(2)
+    assert len(scene.all_told(WorkerLost)) > 2
+    assert scene.all_told(WorkerLeft) == []
+    assert scene.group._leaving == set()
+
+
+def test_a_drain_that_is_called_off_changes_nothing_for_one_that_was_asked_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.draining = {"node 1": 0.0}
+    scene.poll()
+    scene.draining = {}
+    scene.poll()
+    scene.statuses[1] = FINISHED
+    scene.rendezvous.knows(left=frozenset({"w1"}))
+    scene.poll()
+    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
+
+
+# Too few
 
 
 def test_r11_a_group_that_never_had_enough_workers_gives_up_and_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scene = Scene(monkeypatch, min_workers=3)
-    assert scene.running == [0, 1, 2]
-    scene = Scene(monkeypatch, min_workers=4, max_workers=4)
-    scene.group = ElasticWorkerGroup(scene.group._train_run_context, scene.group._worker_group_context, [])
-    monkeypatch.setattr(scene.group, "_poll_workers_and_collect_errors", scene.look)
-    scene.room = 2
-    scene.group._start()
-    scene.group.poll_status()
+    scene = Scene(monkeypatch, min_workers=4, max_workers=4, room=2)
+    scene.poll()
     assert len(scene.running) == 2
     scene.now += 6
-    scene.group.poll_status()
+    scene.poll()
     (waiting,) = scene.all_told(WaitingForWorkers)
     assert (waiting.have, waiting.need) == (2, 4)
     scene.now += 60
     with pytest.raises(ResourceError, match="asked for 4 CPU, the cluster has 2"):
-        scene.group.poll_status()
+        scene.poll()
+    assert scene.rendezvous.all_told("give_up") == []
 
 
 def test_survivors_that_once_were_enough_wait_for_others_and_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
+    scene.poll()
     scene.dies(0)
     scene.dies(1)
-    scene.group.poll_status()
+    scene.poll()
     for _ in range(10):
         scene.now += 60
-        scene.group.poll_status()
+        scene.poll()
     assert scene.running == [2]
     assert len(scene.all_told(WaitingForWorkers)) == 1
+
+
+def test_r6_survivors_whose_patience_ends_save_their_state_before_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.poll()
+    scene.dies(0)
+    scene.dies(1)
+    scene.poll()
+    scene.now += 1801
+    scene.poll(3)
+    assert set(scene.rendezvous.all_told("give_up")) == {""}, "they are told, and told again"
+    scene.statuses[2] = FINISHED
+    with pytest.raises(ResourceError, match="there were 1 for 1801 s"):
+        scene.poll()
+
+
+# The end
 
 
 def test_nobody_is_replaced_once_a_worker_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.statuses[0] = FINISHED
     scene.dies(1)
-    scene.group.poll_status()
-    scene.group.poll_status()
+    scene.poll(2)
     assert len(scene.joiners) == 3
 
 
@@ -236,10 +423,11 @@ def test_r6_a_silent_process_is_given_up_before_ray_train_would(monkeypatch: pyt
     assert scene.group._worker_health_check_timeout_s == module.SILENT_S <= 120
 
 
-def test_the_end_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_gives_everything_back_and_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.dies(1)
-    scene.group.poll_status()
+    scene.poll()
     scene.group.shutdown()
-    assert sorted(scene.killed) == ["actor 0", "actor 1", "actor 2"]
-    assert [joiner.serial for joiner in scene.joiners if not joiner.is_gone] == [1]
+    assert scene.gone == [0, 1, 2, 3], "also what was only asked for"
+    scene.group.let_go()
+    assert scene.running == []

@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def steps(first: int, stop: int, ids: bool = False) -> kinds.StepsDone:
         rows=[8] * len(numbers),
         learning_rates=numbers,
         finished=numbers,
+        data_waits=numbers,
         row_ids=[f"rows of {step}" for step in range(first, stop)] if ids else None,
     )
 
@@ -64,6 +66,37 @@ def test_events_come_back_from_the_file_with_the_time_filled_in(run_dir: RunDir)
     assert list(read(run_dir)) == log.since(0)
 
 
+def test_drains_rehearsals_and_the_parts_of_a_pause_come_back(run_dir: RunDir) -> None:
+    member = kinds.Member(worker="w0", rank=0, node="n", pid=1, logical=[0, 1])
+    events = [
+        kinds.WorkerLeaving(time=1.0, worker="w1", node="n", deadline=1234.5),
+        kinds.WorkerLeft(time=2.0, worker="w1", node="n", pid=1),
+        kinds.FaultInjected(time=3.0, fault="kill", target="w1"),
+        kinds.GenerationFormed(
+            time=4.0,
+            generation=3,
+            step=7,
+            members=[member],
+            cause="drain",
+            pause_s=4.0,
+            redone_s=1.0,
+            detecting_s=0.5,
+            waiting_s=2.0,
+        ),
+        steps(0, 2),
+    ]
+    EventLog(run_dir).append(events)
+    assert list(read(run_dir)) == events
+
+
+def test_steps_of_a_log_without_waits_for_data_can_be_cut(run_dir: RunDir) -> None:
+    log = EventLog(run_dir)
+    log.append([steps(0, 2), replace(steps(1, 4), data_waits=[])])
+    last = list(read(run_dir))[-1]
+    assert isinstance(last, kinds.StepsDone)
+    assert (last.first_step, last.data_waits) == (2, [])
+
+
 def test_the_driver_polls_what_is_new_and_what_it_has_seen_is_forgotten(run_dir: RunDir) -> None:
     log = EventLog(run_dir)
     log.append([printed("a"), printed("b")])
@@ -92,6 +125,7 @@ def test_a_new_rank_0_that_sends_steps_again_does_not_double_them(run_dir: RunDi
     last = list(read(run_dir))[-1]
     assert isinstance(last, kinds.StepsDone)
     assert (last.first_step, last.losses, last.row_ids) == (3, [3.0, 4.0], ["rows of 3", "rows of 4"])
+    assert last.data_waits == last.finished == [3.0, 4.0]
 
 
 def test_steps_sent_again_after_the_log_was_reopened_are_not_doubled(run_dir: RunDir) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytrain.events import kinds
-from raytrain.events.words import clean, count_of, describe, format_logical
+from raytrain.events.words import _WORDS, clean, count_of, describe, format_logical
 
 
 @given(st.text())
@@ -47,3 +47,24 @@ def test_logical_workers_are_written_as_ranges(numbers: list[int], text: str) ->
 
 def test_nouns_agree_with_their_count() -> None:
     assert [count_of(n, "row") for n in (0, 1, 1234)] == ["0 rows", "1 row", "1,234 rows"]
+
+
+FORMED = kinds.GenerationFormed(generation=4, step=7, members=[], cause="drain", pause_s=0.25)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (FORMED, "generation 4: 0 workers from step 7 without those that leave, pause 250 ms"),
+        (kinds.WorkerLeaving(worker="w1", node="a", deadline=0.0), "worker w1 leaves after its step: a is going away"),
+        (kinds.WorkerLeft(worker="w1", node="a", pid=7), "worker w1 has left a"),
+        (kinds.FaultInjected(fault="kill", target="w1"), "rehearsal: kill w1"),
+    ],
+)
+def test_those_that_leave_and_rehearsals_have_a_line(event: kinds.Event, line: str) -> None:
+    assert describe(event) == line
+
+
+def test_every_kind_is_described_but_for_those_that_are_shown_otherwise() -> None:
+    known = {kind for kind, cls in kinds.KINDS.items() if kind in _WORDS}
+    assert set(kinds.KINDS) - known == {"steps_done", "printed"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.golden import check
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """The resources of an embedded Ray of one node."""
     resources = {"CPU": 2.0}
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster.ray._private.worker, "_global_node", SimpleNamespace(is_head=lambda: True))
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: resources)
     monkeypatch.setattr(cluster.ray, "nodes", lambda: [{}])
     return resources
@@ -48,7 +49,7 @@ def test_what_fits_is_not_refused_and_the_largest_number_need_not_fit() -> None:
 def test_r11_a_cluster_may_grow_so_nothing_is_refused_at_once(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr(cluster.ray._private.worker, "_global_node", SimpleNamespace(is_head=lambda: False))
     check_room(RunConfig(workers=64), {"CPU": 1.0})
 
 

@@ -1,24 +1,26 @@
-"""Who trains together next: by examples, and against a model for any sequence of arrivals, deaths and returns."""
+"""Who trains together next, by examples; `test_life.py` has any sequence of them."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from dataclasses import replace
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+import pytest
 
-from raytrain.rendezvous.state import NO_STATE, Entrant, Generation, Rendezvous
+from raytrain.rendezvous.flapping import FIRST_WAIT_S
+from raytrain.rendezvous.state import LONGEST_PATIENCE, NO_STATE, Entrant, Generation, Rendezvous, Signals
 
 
-def at(worker: str, step: int = NO_STATE) -> Entrant:
-    return Entrant(worker, step, ("127.0.0.1", 1))
+def at(worker: str, step: int = NO_STATE, node: str = "", is_saved: bool = False, after: int = 0) -> Entrant:
+    return Entrant(worker, step, ("127.0.0.1", 1), node_id=node, is_saved=is_saved, after=after)
 
 
 def formed(rendezvous: Rendezvous, *entrants: Entrant, now: float = 0.0) -> Generation:
     for entrant in entrants:
         rendezvous.enter(entrant, now)
+    return must_form(rendezvous, now)
+
+
+def must_form(rendezvous: Rendezvous, now: float) -> Generation:
     generation = rendezvous.form(now)
     assert generation is not None
     return generation
@@ -58,7 +60,7 @@ def test_a_starting_worker_that_never_comes_does_not_stop_the_others() -> None:
 def test_the_worker_furthest_ahead_leads_and_the_others_keep_their_order() -> None:
     rendezvous = Rendezvous(1)
     formed(rendezvous, at("w0"), at("w1"), at("w2"), at("w10"))
-    rendezvous.lose("w1")
+    rendezvous.lose("w1", 0.0)
     generation = formed(rendezvous, at("w10", 6), at("w2", 6), at("w0", 6), at("w11"))
     assert names(generation) == ["w0", "w2", "w10", "w11"]
     generation = formed(rendezvous, at("w0", 6), at("w2", 6), at("w10", 7), at("w11", 6))
@@ -74,14 +76,14 @@ def test_a_newcomer_waits_for_all_members() -> None:
     rendezvous.enter(at("w1", 3), 1.0)
     assert rendezvous.missing == {"w0"}
     assert rendezvous.form(100.0) is None
-    generation = formed(rendezvous, at("w0", 3))
+    generation = formed(rendezvous, at("w0", 3), now=100.0)
     assert (names(generation), generation.cause) == (["w0", "w1", "w2"], "join")
 
 
 def test_a_death_makes_the_cause_a_loss_also_if_somebody_joins() -> None:
     rendezvous = Rendezvous(1)
     formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1")
+    rendezvous.lose("w1", 0.0)
     assert formed(rendezvous, at("w0", 1), at("w2")).cause == "loss"
     assert formed(rendezvous, at("w0", 2), at("w2", 2), at("w3")).cause == "join"
 
@@ -95,7 +97,7 @@ def test_the_same_members_again_are_a_loss_since_their_group_broke() -> None:
 def test_survivors_that_are_too_few_wait_for_another_worker() -> None:
     rendezvous = Rendezvous(2)
     formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1")
+    rendezvous.lose("w1", 0.0)
     rendezvous.enter(at("w0", 4), 0.0)
     assert rendezvous.form(1000.0) is None
     assert names(formed(rendezvous, at("w2"))) == ["w0", "w2"]
@@ -110,7 +112,7 @@ def test_members_are_called_when_newcomers_wait_and_nobody_else_is_about_to_come
     rendezvous.enter(at("w1"), 10.0)
     assert not rendezvous.should_let_in(10.5)
     assert rendezvous.should_let_in(11.0)
-    rendezvous.lose("w2")
+    rendezvous.lose("w2", 0.0)
     assert rendezvous.should_let_in(10.5)
 
 
@@ -129,16 +131,16 @@ def test_everybody_is_asked_after_once_somebody_waits() -> None:
     assert rendezvous.to_ask == ["w0", "w1", "w2"]
 
 
-def test_r6_a_member_that_does_not_come_is_overdue_after_the_patience_of_those_who_wait() -> None:
-    rendezvous = Rendezvous(1, patience_s=60.0)
+def test_r6_members_that_others_wait_for_are_late_after_a_while() -> None:
+    rendezvous = Rendezvous(1)
     formed(rendezvous, at("w0"), at("w1"))
     rendezvous.enter(at("w2"), 0.0)
-    assert rendezvous.overdue(1000.0) == set(), "a newcomer may have to wait for a long step"
+    assert rendezvous.late(1000.0, 10.0) == set(), "a newcomer may have to wait for a long step"
     rendezvous.enter(at("w0", 1), 1000.0)
-    assert rendezvous.overdue(1059.0) == set()
-    assert rendezvous.overdue(1060.0) == {"w1"}
-    rendezvous.enter(at("w1", 1), 1060.0)
-    assert rendezvous.overdue(2000.0) == set()
+    assert rendezvous.late(1009.0, 10.0) == set()
+    assert rendezvous.late(1010.0, 10.0) == {"w1"}
+    rendezvous.enter(at("w1", 1), 1010.0)
+    assert rendezvous.late(2000.0, 10.0) == set()
 
 
 def test_nothing_forms_when_the_run_is_over() -> None:
@@ -153,126 +155,234 @@ def test_an_arrival_is_told_from_an_equal_one_of_the_same_worker() -> None:
     first, second = at("w0", 3), at("w0", 3)
     formed(rendezvous, first)
     rendezvous.enter(second, 0.0)
-    rendezvous.lose("w0")
+    rendezvous.lose("w0", 0.0)
     assert rendezvous.has_admitted(first)
     assert not rendezvous.has_admitted(second)
     assert not rendezvous.is_waiting(second)
 
 
-class Life(RuleBasedStateMachine):
-    """Workers start, arrive, train, die, and are taken for dead and come back; `where` is what should be true of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rendezvous: Rendezvous | None = None
-        self.where: dict[str, str] = {}
-        self.step: dict[str, int] = {}
-        self.now, self.num_started = 0.0, 0
-        self.dead: set[str] = set()
-        self.ranks: list[str] = []
-        self.lost_since, self.came_since = False, False
-
-    def at(self, *places: str) -> list[str]:
-        return [worker for worker, place in self.where.items() if place in places]
-
-    def form(self) -> None:
-        assert self.rendezvous is not None
-        expected = not self.at("training") and len(self.at("door")) >= self.rendezvous.min_workers
-        generation = self.rendezvous.form(self.now)
-        if generation is None:
-            may_wait = not self.rendezvous.living and self.at("starting")
-            assert not expected or may_wait, "everybody is here, and nothing forms"
-            return
-        assert expected
-        self.check(generation)
-
-    def check(self, generation: Generation) -> None:
-        members = names(generation)
-        assert sorted(members) == sorted(self.at("door"))
-        assert not self.dead & set(members)
-        assert self.step[members[0]] == max(self.step[worker] for worker in members)
-        kept = [w for w in members if w in self.ranks and self.step[w] == self.step[members[0]]]
-        assert kept == [worker for worker in self.ranks if worker in kept]
-        first = not self.ranks and generation.number == 1
-        assert generation.cause == ("start" if first else "loss" if self.lost_since or not self.came_since else "join")
-        self.ranks, self.lost_since, self.came_since = members, False, False
-        furthest = max(0, self.step[members[0]])
-        for worker in members:
-            self.where[worker], self.step[worker] = "training", furthest
-
-    def pick(self, data: Any, *places: str) -> str:
-        return data.draw(st.sampled_from(sorted(self.at(*places))))
-
-    @precondition(lambda self: self.rendezvous is None)
-    @rule(min_workers=st.integers(1, 3))
-    def begin(self, min_workers: int) -> None:
-        self.rendezvous = Rendezvous(min_workers)
-
-    @precondition(lambda self: self.rendezvous is not None and len(self.where) < 6)
-    @rule()
-    def a_process_starts(self) -> None:
-        worker = f"w{self.num_started}"
-        self.num_started += 1
-        self.where[worker], self.step[worker] = "starting", NO_STATE
-        self.rendezvous.start(worker)  # type: ignore[union-attr]
-
-    @precondition(lambda self: self.at("starting", "training", "outside"))
-    @rule(data=st.data(), took_a_step=st.booleans())
-    def somebody_enters(self, data: Any, took_a_step: bool) -> None:
-        worker = self.pick(data, "starting", "training", "outside")
-        if self.where[worker] == "training":
-            self.step[worker] += took_a_step
-        else:
-            self.came_since = True
-        self.where[worker] = "door"
-        self.rendezvous.enter(at(worker, self.step[worker]), self.now)  # type: ignore[union-attr]
-        self.form()
-
-    @precondition(lambda self: self.at("starting", "training", "door"))
-    @rule(data=st.data(), for_good=st.booleans())
-    def somebody_is_lost(self, data: Any, for_good: bool) -> None:
-        worker = self.pick(data, "starting", "training", "door")
-        self.lost_since |= worker in self.rendezvous.living  # type: ignore[union-attr]
-        self.rendezvous.lose(worker)  # type: ignore[union-attr]
-        self.where[worker] = "outside"
-        if for_good:
-            del self.where[worker]
-            self.dead.add(worker)
-        self.came_since = bool(set(self.at("door")) - self.rendezvous.living)  # type: ignore[union-attr]
-        self.form()
-
-    @precondition(lambda self: self.rendezvous is not None)
-    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.form()
-
-    @precondition(lambda self: len(self.at("starting", "training", "outside", "door")) >= 3)
-    @rule()
-    def everybody_comes_and_nobody_waits_for_ever(self) -> None:
-        number = self.rendezvous.generation.number  # type: ignore[union-attr]
-        for worker in random.Random(self.num_started).sample(
-            self.at("starting", "training", "outside"), k=self.outside_door
-        ):
-            if self.where[worker] != "training":
-                self.came_since = True
-            self.where[worker] = "door"
-            self.rendezvous.enter(at(worker, self.step[worker]), self.now)  # type: ignore[union-attr]
-        self.form()
-        assert self.rendezvous.generation.number == number + 1  # type: ignore[union-attr]
-
-    @property
-    def outside_door(self) -> int:
-        return len(self.at("starting", "training", "outside"))
-
-    @invariant()
-    def everybody_is_in_one_place(self) -> None:
-        if self.rendezvous is None:
-            return
-        assert set(self.rendezvous.waiting) == set(self.at("door"))
-        assert self.rendezvous.missing == set(self.at("training"))
-        assert self.rendezvous.starting == set(self.at("starting"))
+# Drains
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+def test_p2_members_that_are_to_leave_are_called_to_the_door_and_go_when_the_others_have_their_state() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    assert rendezvous.signals(0.0) == Signals()
+    assert rendezvous.leave("w0")
+    assert rendezvous.signals(0.0) == Signals(gather=True)
+    rendezvous.enter(at("w0", 5), 0.0)
+    assert rendezvous.dismiss() == set(), "w1 may have to do this step again, with it"
+    rendezvous.enter(at("w1", 5), 0.0)
+    assert rendezvous.dismiss() == {"w0"}
+    generation = rendezvous.form(0.0)
+    assert generation is not None
+    assert (names(generation), generation.cause) == (["w1"], "drain")
+    assert rendezvous.signals(0.0) == Signals()
+
+
+def test_p2_a_member_that_is_to_leave_hands_its_state_on_first() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.leave("w0")
+    rendezvous.enter(at("w1", 4), 0.0)  # its group broke before it had finished step 4
+    rendezvous.enter(at("w0", 5), 0.0)
+    assert rendezvous.dismiss() == set()
+    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
+    rendezvous.enter(at("w1", 5), 0.0)
+    rendezvous.enter(at("w0", 5), 0.0)
+    assert rendezvous.dismiss() == {"w0"}
+
+
+def test_p2_where_all_are_to_leave_they_save_first() -> None:
+    rendezvous = Rendezvous(2)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.leave("w0")
+    rendezvous.leave("w1")
+    assert rendezvous.signals(0.0) == Signals(gather=True, save=True)
+    rendezvous.enter(at("w0", 5), 0.0)
+    rendezvous.enter(at("w1", 5), 0.0)
+    assert rendezvous.dismiss() == set(), "nobody else has their state"
+    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
+    rendezvous.enter(at("w0", 6, is_saved=True), 0.0)
+    rendezvous.enter(at("w1", 6, is_saved=True), 0.0)
+    assert rendezvous.dismiss() == {"w0", "w1"}
+    assert rendezvous.form(0.0) is None
+    assert formed(rendezvous, at("w2"), at("w3")).cause == "drain"
+
+
+def test_p2_one_with_an_older_state_takes_the_newer_one_over_though_that_is_saved() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.lose("w1", 0.0)  # by mistake: it comes back
+    rendezvous.leave("w0")
+    rendezvous.enter(at("w1", 3), 0.0)
+    rendezvous.enter(at("w0", 5, is_saved=True), 0.0)
+    assert rendezvous.dismiss() == set()
+    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
+
+
+def test_p2_too_few_form_a_generation_nevertheless_if_one_of_them_has_to_hand_its_state_on() -> None:
+    rendezvous = Rendezvous(3)
+    formed(rendezvous, at("w0"), at("w1"), at("w2"))
+    rendezvous.lose("w1", 0.0)
+    rendezvous.lose("w2", 0.0)
+    rendezvous.enter(at("w0", 5), 0.0)
+    rendezvous.enter(at("w3"), 0.0)
+    assert rendezvous.form(1000.0) is None
+    rendezvous.leave("w0")
+    assert rendezvous.dismiss() == set()
+    assert names(must_form(rendezvous, 1000.0)) == ["w0", "w3"]
+    rendezvous.enter(at("w0", 6), 0.0)
+    rendezvous.enter(at("w3", 6), 0.0)
+    assert rendezvous.dismiss() == {"w0"}
+    assert rendezvous.form(2000.0) is None
+
+
+@pytest.mark.parametrize("is_at_door", [False, True])
+def test_a_worker_without_state_may_go_at_once(is_at_door: bool) -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"))
+    rendezvous.start("w1")
+    if is_at_door:
+        rendezvous.enter(at("w1"), 0.0)
+    assert not rendezvous.leave("w1")
+    assert (rendezvous.signals(1000.0), rendezvous.starting, rendezvous.waiting) == (Signals(), set(), {})
+
+
+def test_p2_a_worker_that_came_back_with_its_state_is_waited_for_when_it_is_to_leave() -> None:
+    rendezvous = Rendezvous(2)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.lose("w0", 0.0)
+    rendezvous.enter(at("w0", 5), 0.0)
+    assert rendezvous.leave("w0")
+    rendezvous.enter(at("w1", 4), 0.0)
+    assert rendezvous.dismiss() == set()
+    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
+
+
+def test_one_that_dies_before_it_could_leave_is_a_loss() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.leave("w1")
+    rendezvous.lose("w1", 0.0)
+    assert rendezvous.signals(0.0) == Signals()
+    assert formed(rendezvous, at("w0", 5)).cause == "loss"
+
+
+def test_a_stop_is_told_with_whatever_else_there_is() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"))
+    rendezvous.stop_asked = True
+    assert rendezvous.signals(0.0) == Signals(stop=True)
+    rendezvous.enter(at("w1"), 0.0)
+    assert rendezvous.signals(0.0) == Signals(gather=True, stop=True)
+
+
+# Nodes that come and go
+
+
+def flapping(rendezvous: Rendezvous) -> None:
+    """Two workers of node "x" have lived for a second each; w0 trains."""
+    formed(rendezvous, at("w0"))
+    for name, now in (("w1", 0.0), ("w2", 2.0)):
+        formed(rendezvous, at("w0", 1), at(name, node="x"), now=now)
+        rendezvous.lose(name, now + 1.0)
+
+
+def test_a_newcomer_from_a_flapping_node_waits_and_does_not_call_the_members() -> None:
+    rendezvous = Rendezvous(1)
+    flapping(rendezvous)
+    rendezvous.enter(at("w3", node="x"), 10.0)
+    assert not rendezvous.should_let_in(10.0 + FIRST_WAIT_S - 0.1)
+    assert rendezvous.should_let_in(10.0 + FIRST_WAIT_S)
+
+
+def test_a_group_that_breaks_meanwhile_goes_on_without_the_one_who_waits_and_that_is_no_join() -> None:
+    rendezvous = Rendezvous(1)
+    flapping(rendezvous)
+    formed(rendezvous, at("w0", 2), now=8.0)
+    rendezvous.enter(at("w3", node="x"), 10.0)
+    generation = formed(rendezvous, at("w0", 3), now=10.0)
+    assert (names(generation), generation.cause) == (["w0"], "loss")
+
+
+def test_where_workers_are_needed_those_from_flapping_nodes_are_let_in_at_once() -> None:
+    rendezvous = Rendezvous(1)
+    flapping(rendezvous)
+    rendezvous.min_workers = 2
+    assert names(formed(rendezvous, at("w3", node="x"), at("w0", 3), now=10.0)) == ["w0", "w3"]
+
+
+def test_a_worker_with_a_newer_state_is_let_in_at_once() -> None:
+    rendezvous = Rendezvous(1)
+    flapping(rendezvous)
+    assert names(formed(rendezvous, at("w3", 5, node="x"), at("w0", 3), now=10.0)) == ["w3", "w0"]
+
+
+# False alarms
+
+
+def test_the_patience_doubles_each_time_a_group_of_the_living_breaks_without_progress() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    patience = [formed(rendezvous, at("w0"), at("w1")).patience for _ in range(8)]
+    assert patience == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert patience[-1] == LONGEST_PATIENCE
+    assert formed(rendezvous, at("w0", 3), at("w1", 3)).patience == 64, "it was needed: steps are that long"
+    assert formed(rendezvous, at("w0", 4), at("w1", 4), at("w2")).patience == 1, "another group may be quicker"
+
+
+def test_a_death_is_no_false_alarm() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.lose("w1", 0.0)
+    assert formed(rendezvous, at("w0", 3), at("w1", 3)).patience == 1
+
+
+def test_the_time_with_too_few_at_the_door_is_told() -> None:
+    rendezvous = Rendezvous(2)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.lose("w1", 0.0)
+    rendezvous.enter(at("w0", 4), 10.0)
+    for now in (11.0, 20.0):
+        assert rendezvous.form(now) is None
+    assert formed(rendezvous, at("w2"), now=31.0).waited_s == 20.0
+    assert formed(rendezvous, at("w0", 5), at("w2", 5), now=40.0).waited_s == 0.0
+
+
+def test_it_is_told_how_far_anybody_has_been() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    rendezvous.reached = 8  # by a heartbeat of w1
+    rendezvous.lose("w1", 0.0)
+    assert formed(rendezvous, at("w0", 6)).reached == 8
+    assert formed(rendezvous, at("w0", 9)).reached == 9
+
+
+# A rendezvous that was started again
+
+
+def test_one_that_was_started_again_goes_on_from_the_generation_that_it_is_told_of() -> None:
+    before = formed(Rendezvous(1), at("w0"), at("w1"))
+    latest = replace(before, number=7)
+    rendezvous = Rendezvous(1)
+    rendezvous.adopt(latest)
+    rendezvous.adopt(before)
+    assert rendezvous.generation is latest
+    assert not rendezvous.is_broken
+    rendezvous.enter(at("w2"), 0.0)
+    assert rendezvous.form(1000.0) is None, "w0 and w1 train"
+    generation = formed(rendezvous, at("w0", 3, after=7), at("w1", 3, after=7))
+    assert (generation.number, names(generation), generation.cause) == (8, ["w0", "w1", "w2"], "join")
+
+
+def test_numbers_go_on_from_those_that_entrants_know() -> None:
+    assert formed(Rendezvous(1), at("w0", 3, after=6), at("w1")).number == 7
+
+
+def test_a_generation_is_broken_once_a_member_is_lost() -> None:
+    rendezvous = Rendezvous(1)
+    formed(rendezvous, at("w0"), at("w1"))
+    assert not rendezvous.is_broken
+    rendezvous.lose("w1", 0.0)
+    assert rendezvous.is_broken

@@ -13,9 +13,11 @@ from torch import nn
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError
 from raytrain.events.kinds import EvaluationDone
+from raytrain.rendezvous.vitals import SAVING, WAITING
 from raytrain.worker import boundary as module
 from raytrain.worker.boundary import BoundaryDuties, is_better, is_due
 from raytrain.worker.state import TrainState
+from tests.unit.worker.marks import Marks
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ class Scene:
     """A run of 100 steps, evaluated every 5, with a checkpoint every 50; `scores` has the loss at each evaluation."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float]) -> None:
-        self.store, self.told = Store(), []  # type: ignore[var-annotated]
+        self.store, self.told, self.pulse = Store(), [], Marks()  # type: ignore[var-annotated]
         self.around: Any = SimpleNamespace(
             config=RunConfig(eval_every=5, checkpoint_every=50, steps=100),
             plan=SimpleNamespace(steps_per_epoch=20),
@@ -83,6 +85,7 @@ class Scene:
             sources={"train": None, "valid": SimpleNamespace(num_rows=37)},
             telemetry=SimpleNamespace(emit=self.told.append),
             store=self.store,
+            pulse=self.pulse,
             run_facts={},
         )
         self.num_evaluations = 0
@@ -160,3 +163,11 @@ def test_a_last_checkpoint_that_failed_is_an_error(monkeypatch: pytest.MonkeyPat
     scene.state.step = 100
     with pytest.raises(CheckpointError, match="of step 100, was not saved: disk full"):
         scene.duties(saver).finish(scene.state)
+
+
+def test_r6_saving_may_be_slow_and_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, saver = Scene(monkeypatch, {}), Saver()
+    duties = scene.duties(saver)
+    scene.at(7, duties, is_last=True)
+    duties.finish(scene.state)
+    assert scene.pulse.places == [SAVING, WAITING]

@@ -16,9 +16,11 @@ from raytrain.config import RunConfig
 from raytrain.errors import TaskError
 from raytrain.launch.work import schedule
 from raytrain.plan.layout import held_by
-from raytrain.worker.evaluation import evaluate
+from raytrain.rendezvous.vitals import READING, WAITING
+from raytrain.worker.evaluation import IN_EVALUATION, evaluate
 from raytrain.worker.surroundings import Surroundings
 from tests.support.tasks import NUM_VALID, Regression, WithDropout, WithTokenWeights
+from tests.unit.worker.marks import Marks
 
 CPU = torch.device("cpu")
 NUM_LOGICAL = 4
@@ -45,7 +47,21 @@ def surroundings(task: Any, **settings: Any) -> Surroundings:
     work = schedule(task, config)
     nobody: Any = None
     return Surroundings(
-        task, config, work.sources, work.plans, work.num_steps, {}, nobody, nobody, nobody, "w0", "127.0.0.1", 1, CPU
+        task=task,
+        config=config,
+        sources=work.sources,
+        plans=work.plans,
+        num_steps=work.num_steps,
+        run_facts={},
+        rendezvous=nobody,
+        store=nobody,
+        telemetry=nobody,
+        pulse=Marks(),
+        worker="w0",
+        host="127.0.0.1",
+        node_id="",
+        pid=1,
+        device=CPU,
     )
 
 
@@ -189,3 +205,13 @@ def test_nothing_is_gathered_before_all_rows_are_seen() -> None:
     task = Regression()
     evaluate(surroundings(task), model_of(task), group, "valid", range(NUM_LOGICAL))
     assert gathered.num == 1
+
+
+def test_r6_it_is_marked_whether_it_reads_computes_or_waits_for_others() -> None:
+    task = Regression()
+    around = surroundings(task)
+    evaluated(around, model_of(task))
+    places = around.pulse.places  # type: ignore[attr-defined]
+    assert places[:3] == [WAITING, READING, IN_EVALUATION]
+    assert places[-1] == WAITING
+    assert places.count(READING) == places.count(IN_EVALUATION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -48,6 +49,32 @@ def test_r6_a_leader_that_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPat
     members = (Entrant("w1", 0, ("127.0.0.1", 1)), Entrant("w0", 0, ("127.0.0.1", store.port)))
     with pytest.raises(PeerLost), form(Generation(1, members, "start"), "w0", store, CPU, 60.0):
         pytest.fail("there is no leader")
+
+
+def test_r6_the_limit_of_a_collective_grows_with_the_patience_of_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[timedelta] = []
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda limit, group: limits.append(limit))
+    store = serve_store("127.0.0.1")
+    members = (Entrant("w0", 0, ("127.0.0.1", store.port)),)
+    for number, patience in ((1, 1), (2, 8)):
+        with form(Generation(number, members, "loss", patience=patience), "w0", store, CPU, 20.0):
+            pass
+    assert limits == [timedelta(seconds=20), timedelta(seconds=160)]
+
+
+@pytest.mark.parametrize(("device", "num_aborts"), [("cuda", 1), ("cpu", 0)])
+def test_r6_nccl_is_broken_from_outside_and_gloo_is_left_alone(
+    device: str, num_aborts: int, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted: list[str] = []
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append("all"))
+    Group(group.generation, group.rank, torch.device(device)).abort()
+    assert len(aborted) == num_aborts
+
+
+def test_there_is_nothing_to_break_when_the_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: pytest.fail("there is none"))
+    Group(Generation(1, (), "start"), 0, torch.device("cuda")).abort()
 
 
 @pytest.mark.parametrize(

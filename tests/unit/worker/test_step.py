@@ -17,13 +17,16 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.data.batch import Batch, MicroBatch
 from raytrain.errors import TaskError
+from raytrain.rendezvous.generation import Signals
+from raytrain.rendezvous.vitals import WAITING
 from raytrain.worker.group import Group, PeerLost, peer_loss
 from raytrain.worker.state import build_state, digest
-from raytrain.worker.step import Signals, Stepper, StepResult
+from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, Stepper, StepResult
 from tests.laws.compare import assert_same, by_hand
 from tests.laws.compare import settings as law_settings
 from tests.support.local import Kill, LocalRun, Plot
 from tests.support.tasks import NUM_ROWS, TASKS, Regression, WithBatchNorm, WithDropout
+from tests.unit.worker.marks import Marks
 from tests.unit.worker.tasks import BrokenBackward, ByMethod, Cliff, Slope, WithSpareLayer
 
 CPU = torch.device("cpu")
@@ -38,7 +41,8 @@ class Bench:
         self.config = RunConfig(**{"logical_workers": 2, "global_batch": 8, "seed": 5} | settings)
         self.state = build_state(task, self.config, 20, CPU)
         self.state.step = 0
-        self.stepper = Stepper(task, self.config, self.state, group)
+        self.pulse = Marks()
+        self.stepper = Stepper(task, self.config, self.state, group, self.pulse)
         self.columns = task.data()["train"].take(np.arange(10))
 
     def micro(self, start: int, stop: int, **changed: Any) -> MicroBatch:
@@ -244,8 +248,16 @@ def test_a_schedule_moves_with_the_steps(bench: Make) -> None:
 def test_signals_come_back_from_all_ranks(bench: Make) -> None:
     one = bench(Slope())
     assert one.run().signals == Signals()
-    assert one.run(signals=Signals(newcomers=True)).signals == Signals(newcomers=True)
-    assert one.run(signals=Signals(stop=True)).signals == Signals(stop=True)
+    for signals in (Signals(gather=True), Signals(gather=True, save=True), Signals(stop=True)):
+        assert one.run(signals=signals).signals == signals
+
+
+def test_r6_it_is_marked_where_the_training_thread_is_and_whether_it_waits_for_others(bench: Make) -> None:
+    one = bench(Slope())
+    one.run(one.shares([0, 2, 4], [4, 8]))
+    calls = [IN_LOSS, WAITING, IN_LOSS]  # DDP agrees on its buckets in a forward pass
+    assert one.pulse.places == [*calls, IN_BACKWARD, *calls, IN_BACKWARD, *calls, WAITING, IN_OPTIMIZER]
+    assert one.pulse.finished == [1]
 
 
 class Lossy(Group):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from raytrain.events.kinds import Event, Printed, StateRestored, StepsDone
 from raytrain.events.log import EventLog
 from raytrain.rundir import RunDir
 from raytrain.worker import telemetry as module
-from raytrain.worker.telemetry import Telemetry
+from raytrain.worker.telemetry import PATIENCE_S, Send, Telemetry
 
 Make = Callable[..., Telemetry]
 
@@ -25,7 +27,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(module, "SEND_EVERY_S", 3600.0)
     made: list[Telemetry] = []
 
-    def build(send: Callable[[list[Event], bool], None]) -> Telemetry:
+    def build(send: Send) -> Telemetry:
         made.append(Telemetry(send))
         return made[-1]
 
@@ -57,7 +59,7 @@ def shown(events: list[Event]) -> list[object]:
 
 def test_events_and_steps_are_told_in_the_order_in_which_they_happened(make: Make) -> None:
     told: list[Event] = []
-    telemetry = make(lambda events, wait: told.extend(events))
+    telemetry = make(lambda events, limit_s: told.extend(events))
     telemetry.lead(True)
     telemetry.record(record(0))
     telemetry.record(record(1))
@@ -71,7 +73,7 @@ def test_events_and_steps_are_told_in_the_order_in_which_they_happened(make: Mak
 
 def test_only_the_leader_tells_steps_and_everybody_tells_events(make: Make) -> None:
     told: list[Event] = []
-    telemetry = make(lambda events, wait: told.extend(events))
+    telemetry = make(lambda events, limit_s: told.extend(events))
     telemetry.lead(False)
     telemetry.record(record(0))
     telemetry.emit(said("hello"))
@@ -81,7 +83,7 @@ def test_only_the_leader_tells_steps_and_everybody_tells_events(make: Make) -> N
 
 def test_a_new_leader_tells_all_steps_that_it_remembers(make: Make) -> None:
     told: list[Event] = []
-    telemetry = make(lambda events, wait: told.extend(events))
+    telemetry = make(lambda events, limit_s: told.extend(events))
     telemetry.lead(False)
     telemetry.record(record(0))
     telemetry.record(record(1))
@@ -97,7 +99,7 @@ def test_a_new_leader_tells_all_steps_that_it_remembers(make: Make) -> None:
 
 def test_steps_that_were_taken_while_this_worker_was_out_of_the_group_leave_a_gap_in_the_numbers(make: Make) -> None:
     told: list[Event] = []
-    telemetry = make(lambda events, wait: told.extend(events))
+    telemetry = make(lambda events, limit_s: told.extend(events))
     for step in (5, 6, 9, 10):
         telemetry.record(record(step))
     telemetry.lead(True)
@@ -108,7 +110,7 @@ def test_steps_that_were_taken_while_this_worker_was_out_of_the_group_leave_a_ga
 def test_a_follower_forgets_old_steps_and_a_leader_only_those_it_has_told(make: Make) -> None:
     for leads in (False, True):
         told: list[Event] = []
-        telemetry = make(lambda events, wait, told=told: told.extend(events))
+        telemetry = make(lambda events, limit_s, told=told: told.extend(events))
         telemetry.lead(leads)
         telemetry.record(record(0, finished=0.0))
         telemetry.record(record(1, finished=module.KEEP_S + 1))
@@ -121,7 +123,7 @@ def test_what_could_not_be_delivered_is_sent_again_in_order(make: Make, caplog: 
     told: list[Event] = []
     is_down = True
 
-    def send(events: list[Event], wait: bool) -> None:
+    def send(events: list[Event], limit_s: float) -> None:
         if is_down:
             raise ConnectionError("the sink is away")
         told.extend(events)
@@ -142,7 +144,7 @@ def test_what_could_not_be_delivered_is_sent_again_in_order(make: Make, caplog: 
 def test_events_that_nobody_takes_do_not_fill_the_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_UNSENT", 3)
 
-    def send(events: list[Event], wait: bool) -> None:
+    def send(events: list[Event], limit_s: float) -> None:
         raise ConnectionError("the sink is away")
 
     telemetry = make(send)
@@ -152,13 +154,13 @@ def test_events_that_nobody_takes_do_not_fill_the_memory(make: Make, monkeypatch
     assert shown(telemetry._events) == ["7", "8", "9"]
 
 
-def test_a_delivery_that_waits_comes_after_one_that_is_on_its_way(make: Make) -> None:
+def test_a_delivery_comes_after_one_that_is_on_its_way(make: Make) -> None:
     """Else a checkpoint could be written before the log knows its steps."""
     told: list[Event] = []
     sending, go_on = threading.Event(), threading.Event()
 
-    def send(events: list[Event], wait: bool) -> None:
-        if not wait:
+    def send(events: list[Event], limit_s: float) -> None:
+        if not sending.is_set():
             sending.set()
             go_on.wait(10)
         told.extend(events)
@@ -170,7 +172,7 @@ def test_a_delivery_that_waits_comes_after_one_that_is_on_its_way(make: Make) ->
     slow.start()
     assert sending.wait(10)
     telemetry.record(record(1))  # the training thread does not wait for the delivery
-    waiting = threading.Thread(target=telemetry.flush, kwargs={"wait": True})
+    waiting = threading.Thread(target=telemetry.flush)
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive(), "it returned while step 0 was still on its way"
@@ -180,33 +182,86 @@ def test_a_delivery_that_waits_comes_after_one_that_is_on_its_way(make: Make) ->
     assert shown(told) == [0, 1]
 
 
+def test_r6_while_deliveries_fail_nobody_waits_long_for_one(make: Make) -> None:
+    limits: list[float] = []
+    is_down = True
+
+    def send(events: list[Event], limit_s: float) -> None:
+        limits.append(limit_s)
+        if is_down:
+            raise ConnectionError("the sink is away")
+
+    telemetry = make(send)
+    telemetry.emit(said("a line"))
+    for _ in range(3):
+        telemetry.flush()
+    is_down = False
+    telemetry.flush()
+    telemetry.emit(said("another"))
+    telemetry.flush()
+    assert limits == [PATIENCE_S, PATIENCE_S / 10, PATIENCE_S / 10, PATIENCE_S / 10, PATIENCE_S]
+
+
+def test_r6_a_delivery_that_hangs_is_not_waited_for_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    sending, go_on = threading.Event(), threading.Event()
+
+    def send(events: list[Event], limit_s: float) -> None:
+        sending.set()
+        go_on.wait(10)
+
+    telemetry = make(send)
+    telemetry.emit(said("a line"))
+    slow = threading.Thread(target=telemetry.flush)
+    slow.start()
+    assert sending.wait(10)
+    telemetry.flush()
+    go_on.set()
+    slow.join()
+
+
+def test_the_time_of_an_event_is_that_at_which_it_happened(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
+    telemetry = make(lambda events, limit_s: told.extend(events))
+    telemetry.emit(said("a line"))
+    now[0] = 130.0
+    telemetry.flush()
+    assert [event.time for event in told] == [100.0]
+
+
+def test_waits_for_data_are_told_with_the_steps(make: Make) -> None:
+    told: list[Event] = []
+    telemetry = make(lambda events, limit_s: told.extend(events))
+    telemetry.lead(True)
+    for step, data_wait_s in enumerate((0.5, 0.0)):
+        telemetry.record(replace(record(step), data_wait_s=data_wait_s))
+    telemetry.flush()
+    assert [event.data_waits for event in told if isinstance(event, StepsDone)] == [[0.5, 0.0]]
+
+
 def test_the_thread_sends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_EVERY_S", 0.001)
     arrived = threading.Event()
-    telemetry = Telemetry(lambda events, wait: arrived.set() if events else None)
+    telemetry = Telemetry(lambda events, limit_s: arrived.set() if events else None)
     telemetry.emit(said("hello"))
     assert arrived.wait(10)
     telemetry.close()
 
 
 def test_closing_delivers_what_is_left_and_waits_for_it(make: Make) -> None:
-    waited: list[bool] = []
     told: list[Event] = []
-
-    def send(events: list[Event], wait: bool) -> None:
-        waited.append(wait)
-        told.extend(events)
-
-    telemetry = make(send)
+    telemetry = make(lambda events, limit_s: told.extend(events))
     telemetry.lead(True)
     telemetry.record(record(0))
     telemetry.close()
-    assert (shown(told), waited) == ([0], [True])
+    assert shown(told) == [0]
 
 
 def test_steps_that_two_leaders_tell_are_once_in_the_log(make: Make, tmp_path: Path) -> None:
     log = EventLog(RunDir.at(str(tmp_path), "run"))
-    workers = [make(lambda events, wait: log.append(events)) for _ in range(2)]
+    workers = [make(lambda events, limit_s: log.append(events)) for _ in range(2)]
     workers[0].lead(True)
     workers[0].emit(StateRestored(step=0, checkpoint=""))
     for step in range(4):

@@ -1,0 +1,1 @@
+"""What one does to a cluster besides training on it: rehearse faults."""
