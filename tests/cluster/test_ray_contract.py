@@ -1,7 +1,7 @@
 """What raytrain takes from the inside of Ray Train: each name, signature and attribute, checked without starting Ray.
 
 A Ray upgrade that changes one of them fails here and says what changed; `raytrain/elastic/internals.py` is then the place
-to look at.
+to look at. What a run checks itself, and the tables of it, are in `raytrain/elastic/contract.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import importlib.metadata
 import inspect
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +25,8 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from raytrain.elastic import controller, internals, lone_workers
-
-
-def parameters(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
+from raytrain.elastic import contract, controller, internals, lone_workers
+from raytrain.elastic.contract import parameters
 
 
 def source(thing: Any) -> str:
@@ -50,10 +46,10 @@ def attributes_set(cls: type) -> set[str]:
     }
 
 
-def test_ray_is_of_the_version_that_was_checked() -> None:
-    assert ray.__version__.startswith("2.60."), f"ray is {ray.__version__}: check what follows, then move the pin"
+def test_ray_is_of_the_version_on_which_in_place_elasticity_was_checked() -> None:
+    assert ray.__version__.startswith(f"{contract.CHECKED_ON}."), f"ray is {ray.__version__}: check what follows"
     requires = importlib.metadata.requires("raytrain") or []
-    assert any(line.startswith("ray[") and ">=2.60" in line and "<2.61" in line for line in requires)
+    assert any(line.startswith("ray[") and f">={contract.CHECKED_ON}" in line for line in requires)
 
 
 @pytest.mark.parametrize("name", internals.__all__)
@@ -71,144 +67,27 @@ def test_nothing_is_imported_that_is_not_listed() -> None:
     assert imported - {"state"} == set(internals.__all__)
 
 
-SIGNATURES: list[tuple[str, Callable[..., Any], list[str]]] = [
-    (
-        "TrainController.__init__, called with these by ElasticTrainer",
-        internals.TrainController.__init__,
-        ["train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks", "validation_config"],
-    ),
-    (
-        "TrainController._is_training_succeeded, overridden",
-        internals.TrainController._is_training_succeeded,
-        ["worker_group_status"],
-    ),
-    ("TrainController.run, called", internals.TrainController.run, []),
-    ("TrainController.get_result, called", internals.TrainController.get_result, []),
-    ("TrainController.get_worker_group, called", internals.TrainController.get_worker_group, []),
-    (
-        "WorkerGroup.__init__, extended",
-        internals.WorkerGroup.__init__,
-        ["train_run_context", "worker_group_context", "callbacks"],
-    ),
-    (
-        "WorkerGroup.create, called by the controller",
-        internals.WorkerGroup.create,
-        ["train_run_context", "worker_group_context", "callbacks"],
-    ),
-    ("WorkerGroup._start_impl, overridden", internals.WorkerGroup._start_impl, ["worker_group_state_builder"]),
-    ("WorkerGroup.poll_status, overridden", internals.WorkerGroup.poll_status, ["timeout"]),
-    (
-        "WorkerGroup._poll_workers_and_collect_errors, called",
-        internals.WorkerGroup._poll_workers_and_collect_errors,
-        ["timeout"],
-    ),
-    ("WorkerGroup.shutdown, extended", internals.WorkerGroup.shutdown, []),
-    ("WorkerGroup.get_workers, called", internals.WorkerGroup.get_workers, []),
-    ("RayTrainWorker.__init__, called", internals.RayTrainWorker.__init__, []),
-    ("RayTrainWorker.get_metadata, called", internals.RayTrainWorker.get_metadata, []),
-    ("RayTrainWorker.run_train_fn, called", internals.RayTrainWorker.run_train_fn, ["train_fn_ref"]),
-    ("RayTrainWorker.poll_status, called by Ray's poll", internals.RayTrainWorker.poll_status, []),
-    (
-        "RayTrainWorker.init_train_context, called with the first six",
-        internals.RayTrainWorker.init_train_context,
-        [
-            *("train_run_context", "distributed_context", "synchronization_actor", "storage_context"),
-            *("worker_callbacks", "controller_actor", "dataset_shard_provider", "checkpoint", "has_validation_fn"),
-            "current_report_index",
-        ],
-    ),
-    ("RayTrainWorker.execute, called by the rendezvous", internals.RayTrainWorker.execute, ["fn", "fn_args", "fn_kwargs"]),
-    ("FailurePolicy.__init__, called", internals.FailurePolicy.__init__, ["failure_config"]),
-    ("FailurePolicy.make_decision, overridden", internals.FailurePolicy.make_decision, ["training_failed_error"]),
-    ("ScalingPolicy.__init__, called", internals.ScalingPolicy.__init__, ["scaling_config"]),
-    (
-        "ScalingPolicy.make_decision_for_non_running_worker_group, overridden",
-        internals.ScalingPolicy.make_decision_for_non_running_worker_group,
-        [],
-    ),
-    (
-        "ScalingPolicy.make_decision_for_running_worker_group, overridden",
-        internals.ScalingPolicy.make_decision_for_running_worker_group,
-        ["worker_group_state", "worker_group_status"],
-    ),
-    (
-        "ScalingPolicy.after_controller_start, overridden",
-        internals.ScalingPolicy.after_controller_start,
-        ["train_run_context"],
-    ),
-    ("ReplicaGroup.__init__, called", internals.ReplicaGroup.__init__, ["workers", "resources_per_worker", "callbacks"]),
-    ("PlacementGroupHandle.wait, overridden", internals.PlacementGroupHandle.wait, ["timeout_seconds"]),
-    ("bundle_to_remote_args, called", internals.bundle_to_remote_args, ["bundle"]),
-    ("WorkerHealthCheckFailedError, read", internals.WorkerHealthCheckFailedError.__init__, ["message", "failure"]),
-    ("DataParallelTrainer._create_default_callbacks, overridden", DataParallelTrainer._create_default_callbacks, []),
-    (
-        "DataParallelTrainer._initialize_and_run_controller, overridden",
-        DataParallelTrainer._initialize_and_run_controller,
-        ["controller_init_kwargs"],
-    ),
-]
+@pytest.mark.parametrize("path", contract.SIGNATURES)
+def test_signatures_are_those_that_are_used(path: str) -> None:
+    use, expected = contract.SIGNATURES[path]
+    found = parameters(contract.find(path, contract.used_names()))
+    assert found == expected, f"{path}, {use}: it takes {found} now"
 
 
-@pytest.mark.parametrize(("what", "function", "expected"), SIGNATURES, ids=[row[0].split(",")[0] for row in SIGNATURES])
-def test_signatures_are_those_that_are_used(what: str, function: Callable[..., Any], expected: list[str]) -> None:
-    found = [name for name in parameters(function) if name != "_ray_trace_ctx"]  # added once the class has been an actor's
-    assert found == expected, f"{what}: it takes {found} now"
+@pytest.mark.parametrize("name", contract.ATTRIBUTES)
+def test_attributes_that_are_used_are_set(name: str) -> None:
+    missing = contract.ATTRIBUTES[name] - attributes_set(contract.used_names()[name])
+    assert not missing, f"{name}.__init__ sets no {', '.join(sorted(missing))} any more"
 
 
-@pytest.mark.parametrize(
-    ("cls", "names"),
-    [
-        (
-            internals.WorkerGroup,
-            {
-                *("_train_run_context", "_storage_context", "_worker_group_context", "_worker_callbacks_to_propagate"),
-                *("_worker_group_state", "_replica_groups", "_worker_rank_to_replica_group_rank", "_latest_poll_status"),
-                *("_world_rank_to_ongoing_poll", "_worker_health_check_timeout_s"),
-            },
-        ),
-        (internals.TrainController, {"_health_check_interval_s"}),
-        (DataParallelTrainer, {"scaling_config", "run_config"}),
-        (internals.ScalingPolicy, {"scaling_config"}),
-        (internals.WorkerHealthCheckFailedError, {"health_check_failure"}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_attributes_that_are_used_are_set(cls: type, names: set[str]) -> None:
-    missing = names - attributes_set(cls)
-    assert not missing, f"{cls.__name__}.__init__ sets no {', '.join(sorted(missing))} any more"
+@pytest.mark.parametrize("name", contract.FIELDS)
+def test_fields_are_those_that_are_used(name: str) -> None:
+    found = [field.name for field in dataclasses.fields(contract.used_names()[name])]
+    assert found == contract.FIELDS[name], f"{name} has the fields {found} now"
 
 
-@pytest.mark.parametrize(
-    ("cls", "expected"),
-    [
-        (
-            internals.DistributedContext,
-            ["world_rank", "world_size", "local_rank", "local_world_size", "node_rank"],
-        ),
-        (internals.WorkerGroupState, ["start_time", "placement_group_handle", "workers", "sync_actor"]),
-        (internals.WorkerGroupPollStatus, ["worker_statuses", "worker_rank_to_replica_group_rank"]),
-        (internals.ResizeDecision, ["num_workers", "resources_per_worker"]),
-        (internals.NoopDecision, []),
-        (
-            internals.WorkerGroupContext,
-            [
-                *("run_attempt_id", "train_fn_ref", "num_workers", "resources_per_worker", "placement_strategy"),
-                *("label_selector", "num_slices"),
-            ],
-        ),
-        (
-            internals.Worker,
-            [
-                *("actor", "metadata", "resources", "distributed_context", "log_file_path"),
-                "placement_group_bundle_index",
-            ],
-        ),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_fields_are_those_that_are_used(cls: Any, expected: list[str]) -> None:
-    found = [field.name for field in dataclasses.fields(cls)]
-    assert found == expected, f"{cls.__name__} has the fields {found} now"
+def test_what_a_run_checks_before_it_trusts_this_ray_holds() -> None:
+    assert contract.violations() == []
 
 
 @pytest.mark.parametrize(
@@ -221,6 +100,7 @@ def test_fields_are_those_that_are_used(cls: Any, expected: list[str]) -> None:
 )
 def test_what_is_abstract_in_ray_is_written_here(base: type, implemented: type) -> None:
     assert base.__abstractmethods__, f"{base.__name__} is not abstract any more"  # type: ignore[attr-defined]
+    assert set(base.__abstractmethods__) == contract.ABSTRACT[base.__name__]  # type: ignore[attr-defined]
     left = implemented.__abstractmethods__  # type: ignore[attr-defined]
     assert not left, f"{base.__name__} wants {', '.join(sorted(left))} now"
 
