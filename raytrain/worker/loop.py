@@ -103,6 +103,7 @@ class Loop:
             around.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
         around.pulse.mark(WAITING)
         synchronise(state, group)
+        around.telemetry.learn(group.share(around.telemetry.untold() if group.leads else None))
         held = held_by(group.rank, group.size, around.plan.num_logical)
         duties = BoundaryDuties(around, group, held, self._saver)
         with ExitStack() as stack:

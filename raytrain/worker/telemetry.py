@@ -1,7 +1,7 @@
 """What a worker tells the outside, in batches, from a thread of its own: training never waits for it.
 
 Every rank keeps the records of the last steps, since a leader may die before it has told them; the next leader tells them
-again, and the event log drops what it has already.
+again, and the event log drops what it has already. Newcomers learn from the leader what may not have been told yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Telemetry:
         self._delivery = threading.Lock()  # one delivery at a time, so that none overtakes another
         self._events: list[Event] = []
         self._records: deque[StepRecord] = deque()
-        self._sent_below = 0
+        self._sent_below = self._told_below = 0
         self._leads = False
         self._is_failing = False
         self._closed = threading.Event()
@@ -58,11 +58,23 @@ class Telemetry:
             while record.finished - self._records[0].finished > KEEP_S and self._may_forget(self._records[0]):
                 self._records.popleft()
 
+    def untold(self) -> list[StepRecord]:
+        """The records that may not be in the run's log yet, as far as this rank, which led until now, knows."""
+        with self._lock:
+            return [record for record in self._records if record.step >= self._told_below]
+
+    def learn(self, records: list[StepRecord]) -> None:
+        """Remembers steps in which this rank had no part, so that it can tell them if it becomes the leader."""
+        with self._lock:
+            known = {record.step for record in self._records}
+            more = [record for record in records if record.step not in known]
+            self._records = deque(sorted([*self._records, *more], key=lambda record: record.step))
+
     def lead(self, leads: bool) -> None:
         """Whether this rank tells the steps; a new leader tells all that it still remembers."""
         with self._lock:
             if leads and not self._leads:
-                self._sent_below = 0
+                self._sent_below = self._told_below = 0
             self._leads = leads
 
     def flush(self) -> None:
@@ -73,9 +85,13 @@ class Telemetry:
             with self._lock:
                 self._queue_records()
                 events, self._events = self._events, []
-            if events and not self._deliver(events):
-                with self._lock:
+                sent_below = self._sent_below
+            is_told = not events or self._deliver(events)
+            with self._lock:
+                if not is_told:
                     self._events = [*events, *self._events][-MAX_UNSENT:]
+                elif self._sent_below >= sent_below:  # else it has become the leader meanwhile, and tells all again
+                    self._told_below = sent_below
         finally:
             self._delivery.release()
 
@@ -92,7 +108,7 @@ class Telemetry:
             self._events.extend(map(_as_event, _stretches(fresh)))
 
     def _may_forget(self, record: StepRecord) -> bool:
-        return not self._leads or record.step < self._sent_below
+        return not self._leads or record.step < self._told_below
 
     def _run(self) -> None:
         while not self._closed.wait(SEND_EVERY_S):

@@ -273,3 +273,39 @@ def test_steps_that_two_leaders_tell_are_once_in_the_log(make: Make, tmp_path: P
     workers[1].flush()
     assert shown(log.since(0)) == ["state_restored", 0, 1, 2, 3]
     log.close()
+
+
+def test_a_newcomer_that_becomes_the_leader_tells_what_the_old_one_took_with_it(make: Make) -> None:
+    told: list[Event] = []
+    old, newcomer = make(lambda events, limit_s: told.extend(events)), make(lambda events, limit_s: told.extend(events))
+    old.lead(True)
+    for step in range(3):
+        old.record(record(step))
+    old.flush()
+    for step in range(3, 6):
+        old.record(record(step))
+    assert [r.step for r in old.untold()] == [3, 4, 5]
+    newcomer.learn(old.untold())
+    newcomer.lead(False)
+    newcomer.record(record(6))
+    newcomer.lead(True)
+    newcomer.flush()
+    assert shown(told) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_could_not_be_delivered_is_untold(make: Make) -> None:
+    def fail(events: list[Event], limit_s: float) -> None:
+        raise OSError("away")
+
+    telemetry = make(fail)
+    telemetry.lead(True)
+    telemetry.record(record(0))
+    telemetry.flush()
+    assert [r.step for r in telemetry.untold()] == [0]
+
+
+def test_a_rank_learns_only_what_it_does_not_know(make: Make) -> None:
+    telemetry = make(lambda events, limit_s: None)
+    telemetry.record(record(4))
+    telemetry.learn([record(3), record(4)])
+    assert [r.step for r in telemetry.untold()] == [3, 4]
