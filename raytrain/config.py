@@ -59,6 +59,8 @@ class RunConfig(BaseModel):
     """Worker processes: a number, or a range min:max in which the run grows and shrinks with the cluster."""
     logical_workers: int | None = Field(None, gt=0)
     """Equal shares of the global batch; part of the result, unlike workers. Default: the largest number of workers."""
+    elasticity: Literal["auto", "in_place", "restart"] = "auto"
+    """in_place: the rest trains on; restart: each change restarts all from a checkpoint; auto: what this Ray allows."""
     global_batch: int = Field(64, gt=0)
     """Rows per optimizer step, over all workers."""
     micro_batch: int | None = Field(None, gt=0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytrain.elastic.internals import RayTrainWorker, Worker, bundle_to_remote_args
@@ -55,8 +55,8 @@ class Joiner:
 
     def place(self) -> bool:
         """Whether the resources have just become ours; the process starts then."""
-        if self._actor is not None or not self.placement_group.wait(0):
-            return False
+        if self._actor is not None or placement_group_table(self.placement_group).get("state") != "CREATED":
+            return False  # `placement_group.wait(0)` would say so now and then of one that is there (Ray 2.60)
         strategy = PlacementGroupSchedulingStrategy(self.placement_group, placement_group_bundle_index=0)
         remote = ray.remote(**bundle_to_remote_args(self._resources))(RayTrainWorker)
         self._actor = remote.options(scheduling_strategy=strategy).remote()

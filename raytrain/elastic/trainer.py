@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from ray.train.torch import TorchTrainer
 
 from raytrain.elastic.controller import QUIET, ElasticController, EndOnErrors, NoBackendConfig, StartOnce
+from raytrain.elastic.variables import variables
 
 LOOK_EVERY_S = 0.25
 END_LIMIT_S = 2.0
@@ -43,7 +43,7 @@ class ElasticTrainer(TorchTrainer):
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["scaling_policy"] = StartOnce(self.scaling_config)
         kwargs["failure_policy"] = EndOnErrors(self.run_config.failure_config)
-        with _variables(QUIET):
+        with variables(QUIET):
             controller = ElasticController(**kwargs)
         logging.getLogger("ray.train.v2").setLevel(logging.CRITICAL)  # it would print errors that are told by us
         try:
@@ -69,18 +69,3 @@ def _in_thread(work: Coroutine[Any, Any, None]) -> Iterator[concurrent.futures.F
         running.cancel()
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)  # one turn later, so that the cancelled work has ended
         thread.join(END_LIMIT_S)
-
-
-@contextlib.contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for as long as the block lasts."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -12,31 +12,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.train import RunConfig as RayRunConfig
-from ray.train import ScalingConfig
-from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train import TrainingFailedError
 
 from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.elastic.trainer import ElasticTrainer
-from raytrain.elastic.wiring import WIRING, Wiring
+from raytrain.errors import RaytrainError
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.launch import cluster, resume, storage
+from raytrain.launch.elasticity import RayTrainer, build_trainer, is_in_place, open_rendezvous
 from raytrain.launch.failures import own_error, with_rows
 from raytrain.launch.result import Result
 from raytrain.launch.sink import EventSink
 from raytrain.launch.stopping import StopWish, listen
 from raytrain.launch.watch import Nobody, StopLimit, Viewer, Watch
 from raytrain.launch.work import Schedule, schedule
-from raytrain.rendezvous.actor import RendezvousActor
-from raytrain.rendezvous.vitals import Limits
 from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
-from raytrain.worker.entry import CONNECTIONS, Connections, Work, run_worker
-
-MOST_CALLS = 100_000
-"""At once, in the rendezvous: each worker waits in one, and sends heartbeats in another."""
+from raytrain.worker.entry import Work
 
 
 class Trainer:
@@ -88,7 +81,7 @@ class Trainer:
 
     def _train(self, config: RunConfig, work: Schedule, facts: dict[str, Any], viewer: Viewer, wish: StopWish) -> str:
         """Trains on Ray, and tells how it ended: "completed" or "stopped"."""
-        run_dir = self.run_dir
+        run_dir, in_place = self.run_dir, is_in_place(config.elasticity, viewer)
         viewer.say("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
         with cluster.connected():
             wish.listen()  # `ray.init` has a handler of its own for SIGTERM
@@ -98,11 +91,15 @@ class Trainer:
             run_dir.write_json(facts, RUN)
             CheckpointStore(run_dir).delete_incomplete()
             order = self._order(config, work, accelerator)
-            with _actors(config) as (sink, rendezvous), _scratch_directory() as scratch:
+            with _actors(config, in_place) as (sink, rendezvous), _scratch_directory() as scratch:
                 watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
                 watch.tell(_run_started(config, work, run_dir))
                 viewer.say("starting workers", time.time())
-                trainer = _ray_trainer(order, sink, rendezvous, scratch, watch)
+                trainer = build_trainer(
+                    *(order, sink, rendezvous, in_place, scratch),
+                    is_complete=lambda: resume.newest_step(run_dir) >= work.num_steps,
+                    while_running=watch.look,
+                )
                 return _run(trainer, run_dir, work, watch)
 
     def _order(self, config: RunConfig, work: Schedule, accelerator: str) -> Work:
@@ -120,34 +117,7 @@ class Trainer:
         )
 
 
-def _ray_trainer(order: Work, sink: Any, rendezvous: Any, scratch: str, watch: Watch) -> ElasticTrainer:
-    config = order.config
-    work = ray.put(order)
-    wiring = Wiring(
-        config.min_workers,
-        config.max_workers,
-        config.max_failures,
-        config.start_timeout_s,
-        config.wait_timeout_s,
-        config.slow_timeout_s,
-        config.num_logical,
-        rendezvous,
-        sink,
-    )
-    return ElasticTrainer(
-        run_worker,
-        train_loop_config={CONNECTIONS: Connections(work, rendezvous, sink), WIRING: wiring},
-        scaling_config=ScalingConfig(
-            num_workers=config.max_workers,
-            use_gpu=order.accelerator == "gpu",
-            resources_per_worker=cluster.worker_resources(config, order.accelerator),
-        ),
-        run_config=RayRunConfig(name=config.name, storage_path=scratch),
-        while_running=watch.look,
-    )
-
-
-def _run(trainer: ElasticTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> str:
+def _run(trainer: RayTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> str:
     """Trains, and tells how it ended: "completed" or "stopped"."""
     ended, message = "failed", ""
     try:
@@ -157,8 +127,8 @@ def _run(trainer: ElasticTrainer, run_dir: RunDir, work: Schedule, watch: Watch)
             message = str(limit)
         except KeyboardInterrupt:
             message = "a second signal ended it at once"
-        except TrainingFailedError as error:
-            cause = with_rows(own_error(error), work.train)
+        except (TrainingFailedError, RaytrainError) as error:
+            cause = with_rows(error if isinstance(error, RaytrainError) else own_error(error), work.train)
             message = str(cause)
             raise cause from None
         ended = "completed" if resume.newest_step(run_dir) >= work.num_steps else "stopped"
@@ -178,17 +148,15 @@ def _scratch_directory() -> Iterator[str]:
 
 
 @contextmanager
-def _actors(config: RunConfig) -> Iterator[tuple[Any, Any]]:
+def _actors(config: RunConfig, in_place: bool) -> Iterator[tuple[Any, Any]]:
     """The event sink and the rendezvous of a run; gone after the block."""
-    limits = Limits(config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s)
-    again = {"max_restarts": -1}
-    sink = cluster.pinned(EventSink, **again).remote(config.storage, config.name)
-    many = {"max_concurrency": MOST_CALLS}
-    rendezvous = cluster.pinned(RendezvousActor, **again, **many).remote(config.min_workers, limits)
+    sink = cluster.pinned(EventSink, max_restarts=-1).remote(config.storage, config.name)
+    rendezvous = open_rendezvous(config, in_place)
     try:
         yield sink, rendezvous
     finally:
-        ray.kill(rendezvous)
+        if in_place:
+            ray.kill(rendezvous)
         ray.kill(sink)
 
 

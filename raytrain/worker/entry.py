@@ -47,11 +47,13 @@ class Connections:
     Args:
         work: object reference of a `Work`.
         rendezvous, sink: actor handles.
+        first_worker: number of the worker whose rank in Ray Train is 0; where groups are started anew, it counts on.
     """
 
     work: Any
     rendezvous: Any
     sink: Any
+    first_worker: int = 0
 
 
 CONNECTIONS = "connections"
@@ -79,7 +81,8 @@ def run_worker(config: Mapping[str, Any]) -> None:
 
     torch.set_num_threads(work.config.threads_per_worker or max(1, int(work.config.cpus_per_worker)))
     telemetry = Telemetry(_sender(connections.sink))
-    rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{ray.train.get_context().get_world_rank()}"
+    serial = connections.first_worker + ray.train.get_context().get_world_rank()
+    rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{serial}"
     pulse = Pulse(rendezvous, name, work.config.heartbeat_timeout_s / BEATS_PER_LIMIT)
     around = Surroundings(
         task=work.task,

@@ -38,7 +38,7 @@ def played_in_namespaces(
     return namespaces.start_all(tmp_path_factory.mktemp("namespaces")) if is_wanted and namespaces.can_be_made() else {}
 
 
-OURS = ("RayTrainWorker", "RendezvousActor", "EventSink", "ElasticController")
+OURS = ("RayTrainWorker", "RendezvousActor", "AttemptRendezvous", "EventSink")
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from raytrain.elastic import contract, internals, room
+from raytrain.events.curve import curve
 from raytrain.events.kinds import CheckpointSaved, GenerationFormed, StateRestored, WorkerLeft, WorkerLost
 from tests.cluster.script import Story, run, seen, signal_rank, then, trained
 
@@ -66,6 +67,5 @@ class Told(Story):
 
     @staticmethod
     def finished_in(events: list[Any]) -> int:
-        from raytrain.events.curve import curve
-
+        """How many steps these events know of."""
         return max(curve(events)) + 1

@@ -152,6 +152,13 @@ def test_work_in_the_background_leaves_no_thread_behind() -> None:
     assert not seen[0].is_alive()
 
 
+def test_r16_work_that_ray_ends_when_it_is_shut_down_says_nothing() -> None:
+    def work() -> None:
+        raise SystemExit(0)
+
+    assert in_background(work).result(LIMIT_S) is None
+
+
 @pytest.fixture
 def in_worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A worker of rank 1."""

@@ -77,3 +77,4 @@ def test_an_end_for_which_nobody_is_blamed_has_no_losses() -> None:
 def test_a_reason_is_one_line_also_where_there_are_no_words() -> None:
     assert in_one_line(ValueError("a\nb")) == "a"
     assert in_one_line(ValueError()) == "ValueError"
+    assert in_one_line(ControllerError(ValueError("no room"))) == "no room"

@@ -23,7 +23,7 @@ class Scene:
         self.error: Exception | None = None
         self.killed: list[Any] = []
         self.removed: list[Any] = []
-        self.place = SimpleNamespace(wait=lambda seconds: self.has_room)
+        self.place = SimpleNamespace()
         self.asked_for: list[Any] = []
         methods = {
             name: SimpleNamespace(remote=self._call) for name in ("get_metadata", "init_train_context", "run_train_fn")
@@ -35,6 +35,7 @@ class Scene:
         )
         monkeypatch.setattr(module, "ray", fake)
         monkeypatch.setattr(module, "placement_group", self._placement_group)
+        monkeypatch.setattr(module, "placement_group_table", self._table)
         monkeypatch.setattr(module, "remove_placement_group", self.removed.append)
         monkeypatch.setattr(module, "PlacementGroupSchedulingStrategy", lambda place, placement_group_bundle_index: None)
         self.joiner = Joiner(3, {"CPU": 1.0}, LIMIT_S, clock=lambda: self.now)
@@ -42,6 +43,10 @@ class Scene:
     def _placement_group(self, bundles: Any) -> Any:
         self.asked_for.append(bundles)
         return self.place
+
+    def _table(self, place: Any) -> dict[str, str]:
+        assert place is self.place
+        return {"state": "CREATED" if self.has_room else "PENDING"}
 
     def _call(self, *arguments: Any, **named: Any) -> str:
         return "started"

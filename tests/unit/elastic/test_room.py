@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,12 +56,15 @@ class Cluster:
         self.asked: list[Any] = []
         monkeypatch.setattr(module, "placement_group", self._ask)
         monkeypatch.setattr(module, "remove_placement_group", self.asked.remove)
+        monkeypatch.setattr(module, "placement_group_table", self._describe)
 
     def _ask(self, bundles: list[dict[str, float]]) -> Any:
         assert bundles == [{"CPU": 0.2}]
-        group = SimpleNamespace(wait=lambda limit_s: self.asked.index(group) < self.num_places)
-        self.asked.append(group)
-        return group
+        self.asked.append(object())
+        return self.asked[-1]
+
+    def _describe(self, group: Any) -> dict[str, str]:
+        return {"state": "CREATED" if self.asked.index(group) < self.num_places else "PENDING"}
 
 
 def test_each_worker_is_asked_for_by_itself_and_what_has_its_place_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import os
 import threading
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import pytest
 
 from raytrain.elastic import trainer as module
 from raytrain.elastic.controller import QUIET, EndOnErrors, StartOnce
-from raytrain.elastic.trainer import ElasticTrainer, _in_thread, _variables
+from raytrain.elastic.trainer import ElasticTrainer, _in_thread
 
 
 def test_the_work_is_done_in_another_thread_and_its_result_comes_back() -> None:
@@ -64,16 +63,6 @@ def test_r16_work_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pyte
         assert began.wait(10)
     go_on.set()
     concurrent.futures.wait([running], 10)
-
-
-def test_variables_are_set_for_the_block_and_then_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRAIN_KNOWN", "before")
-    monkeypatch.delenv("RAYTRAIN_NEW", raising=False)
-    with contextlib.suppress(KeyError), _variables({"RAYTRAIN_KNOWN": "0", "RAYTRAIN_NEW": "1"}):
-        assert (os.environ["RAYTRAIN_KNOWN"], os.environ["RAYTRAIN_NEW"]) == ("0", "1")
-        raise KeyError
-    assert os.environ["RAYTRAIN_KNOWN"] == "before"
-    assert "RAYTRAIN_NEW" not in os.environ
 
 
 class Controller:
