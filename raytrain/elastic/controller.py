@@ -24,7 +24,7 @@ from raytrain.elastic.internals import (
 )
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 
-POLL_EVERY_S = 0.5
+POLL_EVERY_S = 0.75  # a drain is to be noticed within a second; each poll takes time from workers on the same machine
 QUIET = {ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0", ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR: "0"}
 """Environment variables with which the controller is made: nothing of Ray's own beside it."""
 

@@ -85,6 +85,7 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> Sink:
 
     fake = SimpleNamespace(get=get, wait=lambda answers, timeout: ([] if made.is_slow else answers, []))
     monkeypatch.setattr(watch, "ray", fake)
+    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.0)
     return made
 
 
@@ -101,6 +102,20 @@ def test_each_new_event_is_shown_once_and_in_order(sink: Sink) -> None:
     assert seen.ends == [ENDED]
     assert seen.num_ticks == 3
     assert sink.closed == [True]
+
+
+def test_the_sink_is_not_asked_at_every_look(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.5)
+    seen, now = Seen(), [10.0]
+    watching = Watch(sink, Rendezvous(), seen, StopWish(), 2.5, clock=lambda: now[0])
+    sink.events.append(printed(2))
+    watching.look()
+    now[0] = 10.4
+    watching.look()
+    assert seen.texts == []
+    now[0] = 10.5
+    watching.look()
+    assert seen.texts == ["2"]
 
 
 def test_an_answer_that_is_not_there_is_not_waited_for(sink: Sink) -> None:
