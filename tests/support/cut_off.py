@@ -57,9 +57,10 @@ def main(storage: Path) -> None:
     cut = then(lambda _: ip("link", "set", "here", "down"))
     story = Story(gate, trained(2), cut, seen(WorkerLost), trained(1))
     _, events = run(storage, story, gate, workers=(1, 2), logical_workers=4, cpus_per_worker=1.0)
-    formed = next(event for event in events if isinstance(event, GenerationFormed) and event.cause == "loss")
+    generations = [event for event in events if isinstance(event, GenerationFormed)]
+    number, formed = next((i, event) for i, event in enumerate(generations) if event.cause == "loss")
     answer = {
-        "nodes": sorted(member.node for member in next(e for e in events if isinstance(e, GenerationFormed)).members),
+        "nodes": sorted(member.node for member in generations[number - 1].members),
         "seconds": formed.time - story.times[1],
         "reason": story.of(WorkerLost)[0].reason,
         "restored": [event.step for event in events if isinstance(event, StateRestored)],
