@@ -203,9 +203,9 @@ class Rendezvous:
         if not self.generation.number:
             return "start"
         has_newcomers = any(member.worker not in self.living for member in members)
-        if self.someone_died or not (has_newcomers or self.someone_left or self.leaving):
+        if self.someone_died or not (has_newcomers or self.someone_left):
             return "loss"
-        return "drain" if self.someone_left or self.leaving else "join"
+        return "drain" if self.someone_left else "join"
 
     def _forget(self, worker: str) -> None:
         self.starting.discard(worker)

@@ -175,7 +175,9 @@ def test_nodes_die_with_several_workers_with_rank_0_and_one_after_the_other(
     before, after = (next(g for g in generations if len(g.members) == size) for size in (3, 1))
     assert {m.pid for m in after.members} < {m.pid for m in before.members}, "the survivor is the process that it was"
     joined = [e for e in events if isinstance(e, WorkerStarting) and e.time > story.times[4]]
-    assert joined[0].time - story.times[4] < 5, "its worker was started soon after the node's arrival"
+    assert joined[0].time - story.times[4] < 5 + SLACK_S, (
+        "its process, which takes seconds to start, was asked for within 5 s"
+    )
     assert all(g.pause_s < 2 for g in generations if g.cause == "join")
 
 
