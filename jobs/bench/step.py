@@ -12,8 +12,8 @@ telemetry, no checkpoints, no seeds per step. It runs with the low priority that
 whatever else runs on the machine disturbs both sides alike. The last case is a run of two logical workers on one worker,
 that is, one that lost the other: raytrain makes two passes of half the rows, the plain loop one pass of all.
 
-How to read it: where the workers take all cores of a machine, Ray's own processes (about 13 % of one core of the two, when
-this was measured) compete with them, and a step of two workers waits for the slower one. In the last case gradients are
+How to read it: where the workers take all cores of a machine, Ray's own processes and those of
+the run compete with them, and a step of two workers waits for the slower one. In the last case gradients are
 added up in another order: the losses part after some hundred steps, as those of a plain loop in one and in two passes do.
 """
 

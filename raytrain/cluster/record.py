@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from raytrain.errors import ConfigError, StorageError
-from raytrain.events.kinds import Event, from_json, to_json
+from raytrain.events.kinds import Event, to_json
+from raytrain.events.log import parse_line
 from raytrain.events.view import RunView, reduce
 from raytrain.rundir import EVENTS, RunDir
 
@@ -35,7 +36,7 @@ class Record:
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            event = _parse(line)
+            event = parse_line(line)
             if event is not None:
                 self.view = reduce(self.view, event)
         return self.view
@@ -69,11 +70,3 @@ def open_running(run_dir: RunDir) -> Record:
         found = f"{ended.outcome} at step {ended.step}"
         raise ConfigError(run_dir.path, found, "only a run that goes on can be disturbed", "start it, then rehearse")
     return record
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        value = json.loads(line)
-        return from_json(value) if isinstance(value, dict) else None
-    except (ValueError, TypeError, KeyError):
-        return None

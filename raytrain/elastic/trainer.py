@@ -69,3 +69,5 @@ def _in_thread(work: Coroutine[Any, Any, None]) -> Iterator[concurrent.futures.F
         running.cancel()
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)  # one turn later, so that the cancelled work has ended
         thread.join(END_LIMIT_S)
+        if not thread.is_alive():
+            loop.close()

@@ -83,12 +83,13 @@ def read(run_dir: RunDir) -> Iterator[Event]:
         return
     with io.BufferedReader(stream) as lines:
         for line in lines:
-            event = _parse(line)
+            event = parse_line(line)
             if event is not None:
                 yield event
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_line(line: bytes) -> Event | None:
+    """The event of a line of the log, or None for one that this version does not know, or that is not whole."""
     try:
         value = json.loads(line)
         return from_json(value) if isinstance(value, dict) else None
@@ -222,7 +223,7 @@ def _mend(path: Path) -> None:
         end, tail = _last_line(file, path.stat().st_size)
         if not tail:
             return
-        if _parse(tail) is not None:
+        if parse_line(tail) is not None:
             file.seek(0, io.SEEK_END)
             file.write(b"\n")
         else:

@@ -94,17 +94,7 @@ def build_trainer(
         while_running: called several times a second while the run goes on; may raise to end it.
     """
     config, work = order.config, ray.put(order)
-    wiring = Wiring(
-        config.min_workers,
-        config.max_workers,
-        config.max_failures,
-        config.start_timeout_s,
-        config.wait_timeout_s,
-        config.slow_timeout_s,
-        config.num_logical,
-        rendezvous,
-        sink,
-    )
+    wiring = _wiring(config, rendezvous, sink)
     resources, use_gpu = cluster.worker_resources(config, order.accelerator), order.accelerator == "gpu"
     if not in_place:
         means = Means(
@@ -125,6 +115,20 @@ def build_trainer(
         scaling_config=ScalingConfig(num_workers=config.max_workers, use_gpu=use_gpu, resources_per_worker=resources),
         run_config=RayRunConfig(name=config.name, storage_path=scratch),
         while_running=while_running,
+    )
+
+
+def _wiring(config: RunConfig, rendezvous: Any, sink: Any) -> Wiring:
+    return Wiring(
+        config.min_workers,
+        config.max_workers,
+        config.max_failures,
+        config.start_timeout_s,
+        config.wait_timeout_s,
+        config.slow_timeout_s,
+        config.num_logical,
+        rendezvous,
+        sink,
     )
 
 
