@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from raytrain.config import RunConfig
 from raytrain.data.batch import MicroBatch
@@ -28,9 +26,10 @@ from raytrain.worker.buffers import StepBuffers
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
 from raytrain.worker.pulse import Pulse
+from raytrain.worker.replica import IN_LOSS, Replica
 from raytrain.worker.state import TrainState
 
-IN_LOSS, IN_BACKWARD, IN_OPTIMIZER = "in loss", "in a backward pass", "in the optimizer"
+IN_BACKWARD, IN_OPTIMIZER = "in a backward pass", "in the optimizer"
 """Places of the training thread, besides those of `rendezvous.vitals`."""
 
 Shares = Mapping[int, Sequence[MicroBatch]]
@@ -54,60 +53,6 @@ class StepResult:
     applied: bool
     signals: Signals
     learning_rate: float
-
-
-class Replica(DistributedDataParallel):
-    """DDP around the user's model that also takes part in a reduction without rows, and shows the model's own methods."""
-
-    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool, pulse: Pulse) -> None:
-        with warnings.catch_warnings():  # the name of this argument changes between the versions of torch that we allow
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            super().__init__(
-                _Idle(model, find_unused_parameters),
-                broadcast_buffers=False,
-                init_sync=False,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=find_unused_parameters,
-            )
-        self.num_calls = 0
-        self._pulse = pulse
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.num_calls += 1
-        return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """DDP's only collective in a forward pass, the agreement on its buckets in a group's second step, is here."""
-        self._pulse.mark(WAITING)
-        with peer_loss():
-            prepared = super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._pulse.mark(IN_LOSS)
-        return prepared
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            idle: Any = super().__getattr__("module")
-            return getattr(idle.model, name)
-
-
-class _Idle(torch.nn.Module):
-    """The model, or, for a rank without rows, a zero that depends on every parameter.
-
-    Where parameters may be unused it depends on one only: a parameter that no rank uses must stay without a gradient, since
-    a gradient of zero would let an optimizer decay it, but only with so many workers that one of them is idle.
-    """
-
-    def __init__(self, model: torch.nn.Module, may_be_unused: bool) -> None:
-        super().__init__()
-        self.model, self._may_be_unused = model, may_be_unused
-
-    def forward(self, *args: Any, idle: bool = False, **kwargs: Any) -> Any:
-        if not idle:
-            return self.model(*args, **kwargs)
-        trained = [p for p in self.model.parameters() if p.requires_grad][: 1 if self._may_be_unused else None]
-        return torch.stack([(p.reshape(-1)[:1] * 0).sum() for p in trained]).sum()
 
 
 class Stepper:
