@@ -20,7 +20,7 @@ from raytrain.elastic.capacity import Patience, shortage
 from raytrain.elastic.fates import Lost, in_one_line, is_preemption, is_save_that_failed, losses, own_failures
 from raytrain.elastic.losses import Crashes, LossBudget
 from raytrain.elastic.plain_ray import VARIABLES, Means, plain_trainer
-from raytrain.elastic.room import Room, is_worth_a_restart, num_to_begin
+from raytrain.elastic.room import Room, Steady, is_worth_a_restart, num_to_begin
 from raytrain.elastic.variables import variables
 from raytrain.elastic.wiring import Wiring, worker_name
 from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
@@ -97,13 +97,14 @@ class RestartingTrainer:
 
     def _wait_for_room(self) -> int:
         """How many workers the next attempt has; 0 if there is to be none, since the run is to stop."""
-        wiring, before, since = self._wiring, self._attempt, time.monotonic()
+        wiring, before, since, given_back = self._wiring, self._attempt, time.monotonic(), Steady()
         self._room.ask(wiring.max_workers)
         while not self._relay.is_asked:
             now = time.monotonic()
             num_free, steady_s = self._room.look(now)
-            is_settled = before is None or before.has_ended or now - since > ENDING_LIMIT_S
-            if num := num_to_begin(num_free, steady_s, (wiring.min_workers, wiring.max_workers), is_settled):
+            has_all = before is None or before.has_ended or now - since > ENDING_LIMIT_S
+            settled_s = given_back.look(has_all, now) if has_all else 0.0
+            if num := num_to_begin(num_free, steady_s, (wiring.min_workers, wiring.max_workers), settled_s):
                 self._room.give_back()
                 return num
             self._check_patience(num_free, now)

@@ -12,23 +12,23 @@ from typing import Any
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-START_SETTLE_S = 1.0
-"""For so long there must be the same room before fewer workers begin than are wanted."""
+START_SETTLE_S = 2.0
+"""For so long there must be the same room before fewer workers begin than are wanted; Ray places what waits within 1 s."""
 GROW_SETTLE_S = 10.0
 """For so long there must be the same room before a restart is worth it."""
 
 
-def num_to_begin(num_free: int, steady_s: float, workers: tuple[int, int], is_settled: bool) -> int:
+def num_to_begin(num_free: int, steady_s: float, workers: tuple[int, int], settled_s: float) -> int:
     """How many workers begin now; 0 to wait.
 
     Args:
         num_free: workers for which there is room.
         steady_s: seconds for which it has been so many.
         workers: the fewest and the most that are wanted.
-        is_settled: whether nothing is about to be given back.
+        settled_s: seconds for which nothing has been about to be given back.
     """
     low, high = workers
-    is_enough = num_free >= high or (num_free >= low and steady_s >= START_SETTLE_S and is_settled)
+    is_enough = num_free >= high or (num_free >= low and min(steady_s, settled_s) >= START_SETTLE_S)
     return min(num_free, high) if is_enough else 0
 
 

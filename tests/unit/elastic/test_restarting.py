@@ -231,6 +231,19 @@ def test_fewer_begin_where_a_node_is_gone_and_more_once_it_is_worth_it(scene: Sc
     assert len(scene.of(WorkerLost)) == 1
 
 
+def test_what_an_ended_group_gives_back_is_waited_for_though_there_has_long_been_room_for_fewer(scene: Scene) -> None:
+    ended: list[float] = []
+
+    def placed_late() -> None:
+        if scene.attempts and scene.attempts[0].has_ended:
+            ended.append(scene.now)
+        scene.places = 1 if not ended or scene.now < ended[0] + 0.75 else 2
+
+    scene.on_look = placed_late
+    scene.fit(Ending(loss()), COMPLETE)
+    assert scene.sizes == [2, 2]
+
+
 def test_the_users_own_error_ends_the_run_at_once(scene: Scene) -> None:
     with pytest.raises(WorkerGroupError):
         scene.fit(Ending(raised(TaskError("Traceback", "loss"))))

@@ -11,21 +11,21 @@ from raytrain.elastic.room import GROW_SETTLE_S, START_SETTLE_S, Room, Steady, i
 
 
 @pytest.mark.parametrize(
-    ("num_free", "steady_s", "is_settled", "begins"),
+    ("num_free", "steady_s", "settled_s", "begins"),
     [
-        (4, 0.0, False, 4),
-        (5, 0.0, False, 4),
-        (3, START_SETTLE_S, True, 3),
-        (2, START_SETTLE_S, True, 2),
-        (3, START_SETTLE_S / 2, True, 0),
-        (3, START_SETTLE_S, False, 0),
-        (1, 1000.0, True, 0),
+        (4, 0.0, 0.0, 4),
+        (5, 0.0, 0.0, 4),
+        (3, START_SETTLE_S, START_SETTLE_S, 3),
+        (2, START_SETTLE_S, START_SETTLE_S, 2),
+        (3, START_SETTLE_S / 2, START_SETTLE_S, 0),
+        (3, 1000.0, START_SETTLE_S / 2, 0),
+        (1, 1000.0, 1000.0, 0),
     ],
 )
 def test_as_many_begin_as_there_is_room_for_once_no_more_is_to_be_expected(
-    num_free: int, steady_s: float, is_settled: bool, begins: int
+    num_free: int, steady_s: float, settled_s: float, begins: int
 ) -> None:
-    assert num_to_begin(num_free, steady_s, (2, 4), is_settled) == begins
+    assert num_to_begin(num_free, steady_s, (2, 4), settled_s) == begins
 
 
 @pytest.mark.parametrize(
