@@ -114,6 +114,10 @@ class Attempt:
             ray.wait([self.kill()], timeout=limit_s)
         ray.kill(self.rendezvous)
 
+    def wait(self, limit_s: float) -> None:
+        """Waits until Ray Train has ended it, up to a limit."""
+        concurrent.futures.wait([self._running], limit_s)
+
     def _take(self, limit_s: float) -> None:
         if self._asked is None:
             return

@@ -95,6 +95,11 @@ class RestartingTrainer:
             if self._attempt is not None:
                 self._attempt.close(END_LIMIT_S)
 
+    def close(self, limit_s: float) -> None:
+        """Waits until the thread of the last attempt has ended, since Ray must not be shut down under it; up to a limit."""
+        if self._attempt is not None:
+            self._attempt.wait(limit_s)
+
     def _wait_for_room(self) -> int:
         """How many workers the next attempt has; 0 if there is to be none, since the run is to stop."""
         wiring, before, since, given_back = self._wiring, self._attempt, time.monotonic(), Steady()

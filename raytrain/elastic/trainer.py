@@ -35,6 +35,12 @@ class ElasticTrainer(TorchTrainer):
     def __init__(self, *args: Any, while_running: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, torch_config=NoBackendConfig(), **kwargs)
         self._while_running = while_running
+        self._thread: threading.Thread | None = None
+
+    def close(self, limit_s: float) -> None:
+        """Waits until the controller's thread has ended, since Ray must not be shut down under it; up to a limit."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
 
     def _create_default_callbacks(self) -> list[Any]:
         """None of Ray's: they form process groups, shard datasets and change directories."""
@@ -47,7 +53,7 @@ class ElasticTrainer(TorchTrainer):
             controller = ElasticController(**kwargs)
         logging.getLogger("ray.train.v2").setLevel(logging.CRITICAL)  # it would print errors that are told by us
         try:
-            with _in_thread(controller.run()) as running:
+            with _in_thread(controller.run()) as (self._thread, running):
                 while not concurrent.futures.wait([running], LOOK_EVERY_S).done:
                     self._while_running()
                 running.result()
@@ -57,14 +63,16 @@ class ElasticTrainer(TorchTrainer):
 
 
 @contextlib.contextmanager
-def _in_thread(work: Coroutine[Any, Any, None]) -> Iterator[concurrent.futures.Future[None]]:
+def _in_thread(
+    work: Coroutine[Any, Any, None],
+) -> Iterator[tuple[threading.Thread, concurrent.futures.Future[None]]]:
     """Runs a coroutine in a thread of its own, and calls it off at the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="controller", daemon=True)
     thread.start()
     running = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        yield running
+        yield thread, running
     finally:
         running.cancel()
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)  # one turn later, so that the cancelled work has ended

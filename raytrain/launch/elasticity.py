@@ -36,6 +36,9 @@ class RayTrainer(Protocol):
     def fit(self) -> object:
         """Returns when the run is complete or stopped."""
 
+    def close(self, limit_s: float) -> None:
+        """Waits, up to a limit, until no thread of it uses Ray any more."""
+
 
 def is_in_place(setting: str, viewer: Viewer) -> bool:
     """Whether the run changes its workers in place; says so once if it does not although it could have been expected.

@@ -31,6 +31,9 @@ from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
 from raytrain.worker.entry import Work
 
+CLOSE_LIMIT_S = 15.0
+"""What Ray Train's own end may take; the run has been told to be over by then."""
+
 
 class Trainer:
     """Trains a task.
@@ -134,6 +137,7 @@ def _run(trainer: RayTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> 
         ended = "completed" if resume.newest_step(run_dir) >= work.num_steps else "stopped"
     finally:
         watch.finish(RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message, time=time.time()))
+        trainer.close(CLOSE_LIMIT_S)
     return ended
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ def test_the_work_is_done_in_another_thread_and_its_result_comes_back() -> None:
         seen.append(threading.current_thread().name)
 
     seen: list[str] = []
-    with _in_thread(work()) as running:
+    with _in_thread(work()) as (_, running):
         running.result(10)
     assert seen == ["controller"]
     assert not any(thread.name == "controller" for thread in threading.enumerate())
@@ -31,7 +30,7 @@ def test_an_error_of_the_work_comes_back() -> None:
     async def work() -> None:
         raise ValueError("odd")
 
-    with pytest.raises(ValueError, match="odd"), _in_thread(work()) as running:
+    with pytest.raises(ValueError, match="odd"), _in_thread(work()) as (_, running):
         running.result(10)
 
 
@@ -59,10 +58,15 @@ def test_r16_work_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pyte
         began.set()
         go_on.wait(10)
 
-    with _in_thread(work()) as running:
+    one = trainer(lambda: None)
+    with _in_thread(work()) as (one._thread, running):
         assert began.wait(10)
+    one.close(0.05)
+    assert one._thread.is_alive()
     go_on.set()
-    concurrent.futures.wait([running], 10)
+    one.close(10)
+    assert not one._thread.is_alive()
+    assert running.done()
 
 
 class Controller:
