@@ -6,6 +6,7 @@ Nothing here looks at the machine or the cluster; whether the settings can be me
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -78,6 +79,8 @@ class RunConfig(BaseModel):
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the forward pass; bf16 uses autocast, weights stay fp32."""
+    exactness: Literal["default", "bitwise"] = "default"
+    """bitwise: weights are equal to the last bit for any number of workers; default: up to the order of sums."""
     clip_norm: float | None = Field(None, gt=0)
     """Largest L2 norm of the global gradient; larger ones are scaled down to it."""
     find_unused_parameters: bool = False
@@ -120,6 +123,9 @@ class RunConfig(BaseModel):
     """Seconds that a stop (Ctrl-C, SIGTERM) may take to finish the step and save."""
     audit: bool = False
     """Record which rows each step trained on, for `raytrain audit`."""
+    digest: str = ""
+    """Record digests of weights and optimizer, for `raytrain compare`: off, checkpoints (at each checkpoint), or every:N
+    (at each Nth step). Default: checkpoints with run.exactness bitwise, otherwise off."""
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -155,6 +161,19 @@ class RunConfig(BaseModel):
         if low > high:
             raise Invalid("the smallest number comes first", f"write {high}:{low}")
         return workers
+
+    @property
+    def digest_every(self) -> int | None:
+        """Steps between two digests; 0 if they go with the checkpoints, None if there are to be none."""
+        how = self.digest or ("checkpoints" if self.exactness == "bitwise" else "off")
+        return {"off": None, "checkpoints": 0}[how] if ":" not in how else int(how.partition(":")[2])
+
+    @field_validator("digest")
+    @classmethod
+    def _digest_says_when(cls, digest: str) -> str:
+        if digest and digest not in ("off", "checkpoints") and not re.fullmatch(r"every:[1-9]\d{0,8}", digest, re.ASCII):
+            raise Invalid("is off, checkpoints, or every:N", "for example every:100")
+        return digest
 
     @field_validator("best")
     @classmethod

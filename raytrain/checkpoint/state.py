@@ -7,11 +7,12 @@ into bytes and writing those does not. Runs in the workers' processes; it never 
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -29,6 +30,13 @@ _LEAVES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtyp
 _MAPPINGS = (dict, OrderedDict, Counter)
 
 
+class Restored(NamedTuple):
+    """What a restored state says besides what is in the live objects; see `Snapshot`."""
+
+    step: int
+    exponents: list[int]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A host copy of the state after `step` finished steps.
@@ -36,8 +44,8 @@ class Snapshot:
     Args:
         step: finished steps.
         model: tensors by the keys of the model's `state_dict`, each contiguous and with memory of its own.
-        rest: "optimizer", "scheduler" (or None), "step", "kinds" (their class names), and "model_extra", the entries of
-            the model's `state_dict` that are no tensors.
+        rest: "optimizer", "scheduler" (or None), "step", "exponents" (of exact sums), "kinds" (class names), and
+            "model_extra", the entries of the model's `state_dict` that are no tensors.
         seconds: how long the copy took.
     """
 
@@ -59,7 +67,9 @@ class Snapshot:
         return _plain_bytes({"model": self.model, **self.rest})
 
 
-def snapshot(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int) -> Snapshot:
+def snapshot(
+    model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int, exponents: Sequence[int] = ()
+) -> Snapshot:
     """Copies the state to the host; returns when the copy is complete.
 
     Args:
@@ -67,11 +77,13 @@ def snapshot(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | No
         optimizer: its optimizer, which may not have taken a step yet.
         scheduler: the schedule of the optimizer, or None.
         step: finished steps.
+        exponents: those of the sums of gradients, where they are exact.
     """
     start = time.monotonic()
     entries = {key: _copy(value) for key, value in model.state_dict().items()}
     rest = {
         "step": step,
+        "exponents": list(exponents),
         "kinds": _kinds(optimizer, scheduler),
         "optimizer": _copy(optimizer.state_dict()),
         "scheduler": _copy(scheduler.state_dict()) if scheduler else None,
@@ -83,8 +95,8 @@ def snapshot(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | No
     return Snapshot(step, tensors, rest, time.monotonic() - start)
 
 
-def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> int:
-    """Loads `model.safetensors` and `state.pt` into live objects, on whatever device they are, and returns the step.
+def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
+    """Loads `model.safetensors` and `state.pt` into live objects, on whatever device they are.
 
     Raises:
         CheckpointError: one of the two files is not there.
@@ -96,8 +108,8 @@ def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, 
     return _load(safetensors.torch.load(files[MODEL]), _open(files[STATE]), model, optimizer, scheduler)
 
 
-def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> int:
-    """Loads what `Snapshot.to_bytes` made and returns the step. Raises ResumeError as `restore`."""
+def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
+    """Loads what `Snapshot.to_bytes` made. Raises ResumeError as `restore`."""
     rest = _open(data)
     return _load(rest.pop("model"), rest, model, optimizer, scheduler)
 
@@ -108,7 +120,7 @@ def _load(
     model: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
-) -> int:
+) -> Restored:
     entries = {**tensors, **rest["model_extra"]}
     difference = _difference(model.state_dict(), entries)
     if difference:
@@ -124,11 +136,15 @@ def _load(
     model.load_state_dict(entries, strict=True)
     if scheduler:
         scheduler.load_state_dict(rest["scheduler"])
-    return int(rest["step"])
+    return Restored(int(rest["step"]), list(rest["exponents"]))
 
 
 def _copy(value: Any) -> Any:
-    """A copy without live tensors; numpy scalars become numbers. Other objects stay, to be refused by name later."""
+    """A copy without live tensors; numpy scalars become numbers. Other objects stay, to be refused by name later.
+
+    Equal texts become one object, since pickle writes the second mention of an object as a reference: so the bytes of equal
+    states are equal, whether they were restored or not.
+    """
     if isinstance(value, Tensor):
         on_gpu = value.is_cuda  # pinned memory lets the copies queue up and run at the full speed of the bus
         host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=on_gpu)
@@ -136,7 +152,9 @@ def _copy(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in _MAPPINGS:
-        return type(value)({key: _copy(item) for key, item in value.items()})
+        return type(value)({_copy(key): _copy(item) for key, item in value.items()})
+    if type(value) is str:
+        return sys.intern(value)
     if type(value) in (list, tuple):
         return type(value)(_copy(item) for item in value)
     return value

@@ -13,6 +13,7 @@ from pydantic_settings import CliApp, CliSettingsSource, CliSubCommand
 
 from raytrain.cli.audit import Audit
 from raytrain.cli.chaos import Chaos
+from raytrain.cli.compare import Compare
 from raytrain.cli.flags import flag_of
 from raytrain.cli.ledger import LedgerCommand
 from raytrain.cli.parser import CommandLine, Parser, exit_code, settings_source
@@ -28,6 +29,8 @@ class App(CommandLine):
 
     audit: CliSubCommand[Audit]
     """Prove that each row was trained on exactly once."""
+    compare: CliSubCommand[Compare]
+    """Show whether two runs came to the same result, to the last bit."""
     ledger: CliSubCommand[LedgerCommand]
     """Show where the time of a run went."""
     chaos: CliSubCommand[Chaos]

@@ -83,6 +83,18 @@ class WorkerStarting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConditionsTold(Event):
+    """What a worker's floating-point results depend on in their last bits, besides the data and the code."""
+
+    kind: ClassVar[str] = "conditions_told"
+    worker: str
+    device: str
+    """Name of the GPU, or "CPU" and its vector instructions."""
+    torch: str
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
     """A worker's process is gone, unplanned."""
 
@@ -181,6 +193,18 @@ class CheckpointFailed(Event):
     kind: ClassVar[str] = "checkpoint_failed"
     step: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDigest(Event):
+    """The bits of the weights and of the optimizer's state after `step` finished steps."""
+
+    kind: ClassVar[str] = "state_digest"
+    step: int
+    digest: str
+    """SHA-256 over all of them, in hexadecimal digits."""
+    tensors: dict[str, str]
+    """The first 16 digits of the SHA-256 of each, by the tensor's name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""What is due between two steps: evaluation, checkpoints, and the last checkpoint's way to storage.
+"""What is due between two steps: evaluation, digests, checkpoints, and the last checkpoint's way to storage.
 
-All ranks decide alike, since they decide from the step number and from what they share; only the leader saves.
+All ranks decide alike, since they decide from the step number and from what they share; only the leader tells digests
+and saves.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import time
 import torch
 
 from raytrain.checkpoint.saver import Saver
-from raytrain.errors import CheckpointError
+from raytrain.errors import CheckpointError, StorageError
 from raytrain.events.kinds import EvaluationDone
+from raytrain.rendezvous.state import NO_STATE
 from raytrain.rendezvous.vitals import SAVING, WAITING
+from raytrain.worker.digest import state_digest
 from raytrain.worker.evaluation import evaluate
 from raytrain.worker.group import Group
 from raytrain.worker.state import Boundary, TrainState
@@ -37,9 +40,10 @@ class BoundaryDuties:
 
     def __init__(self, around: Surroundings, group: Group, held: range, saver: Saver) -> None:
         self._around, self._group, self._held, self._saver = around, group, held, saver
+        self._digested = NO_STATE
 
     def at_boundary(self, state: TrainState, is_last: bool = False) -> None:
-        """Evaluates and saves what is due and not done yet; `is_last` makes a checkpoint due."""
+        """Evaluates, digests and saves what is due and not done yet; `is_last` makes a checkpoint due."""
         config, per_epoch, num_steps = self._around.config, self._around.plan.steps_per_epoch, self._around.num_steps
         names = [name for name in self._around.sources if name != "train"]
         if (
@@ -48,6 +52,8 @@ class BoundaryDuties:
             and state.boundary.evaluated != state.step
         ):
             self._evaluate(state, names)
+        if config.digest_every and is_due(state.step, config.digest_every, num_steps):
+            self._digest(state)
         is_best = state.boundary.best_step == state.step  # also if an earlier leader found it and did not live to save it
         if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
             self._save(state)
@@ -89,8 +95,25 @@ class BoundaryDuties:
         saver = self._saver
         if not self._group.leads or saver.newest_step == state.step:
             return
-        if saver.newest_step is None and any(c.step == state.step for c in self._around.store.list()):
+        if saver.newest_step is None and self._is_saved(state.step):
             return
         self._around.pulse.mark(SAVING)
+        if self._around.config.digest_every == 0:
+            self._digest(state)  # first, so that a checkpoint's digest is in the log by the time that the checkpoint exists
         metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
         saver.save(state.snapshot(), metrics, self._around.run_facts)
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step; no if the store cannot be read, since saving it twice does no harm."""
+        try:
+            return any(checkpoint.step == step for checkpoint in self._around.store.list())
+        except StorageError:
+            return False
+
+    def _digest(self, state: TrainState) -> None:
+        """Tells the digest of the state; a new generation tells it again, after the state was handed over."""
+        if not self._group.leads or self._digested == state.step:
+            return
+        self._around.pulse.mark(SAVING)
+        self._digested = state.step
+        self._around.telemetry.emit(state_digest(state))

@@ -17,9 +17,16 @@ _COUNTERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class StepBuffers:
-    """The buffers of one model during one step; `begin` starts the next."""
+    """The buffers of one model during one step; `begin` starts the next.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    Args:
+        model: whose buffers they are.
+        places: 1, or the number of logical workers: each has a place of its own then, and all are added up in their order, a
+            sum of floats that does not depend on the ranks, at so many times the memory.
+    """
+
+    def __init__(self, model: torch.nn.Module, places: int = 1) -> None:
+        self._places = places
         saved = model.state_dict(keep_vars=True)
         buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
         self._averaged = [b for b in buffers if b.is_floating_point()]
@@ -28,7 +35,7 @@ class StepBuffers:
 
     def begin(self) -> None:
         self._start = [b.detach().clone() for b in self._all]
-        self._sums = [torch.zeros_like(b, dtype=torch.float64) for b in self._averaged]
+        self._sums = [b.new_zeros((self._places, *b.shape), dtype=torch.float64) for b in self._averaged]
         self._largest = [c.detach().clone() for c in self._counters]
         self._num_collected = 0
 
@@ -36,10 +43,10 @@ class StepBuffers:
         """Puts the values of the step's beginning back into the model."""
         _assign(self._all, self._start)
 
-    def collect(self) -> None:
+    def collect(self, logical: int) -> None:
         """Takes note of what a logical worker's passes made of them."""
-        for total, buffer in zip(self._sums, self._averaged, strict=True):
-            total += buffer.detach()
+        for sums, buffer in zip(self._sums, self._averaged, strict=True):
+            sums[logical % self._places] += buffer.detach()
         for largest, counter in zip(self._largest, self._counters, strict=True):
             torch.maximum(largest, counter, out=largest)
         self._num_collected += 1
@@ -49,12 +56,13 @@ class StepBuffers:
         if not self._all:
             return []
         count = torch.tensor([float(self._num_collected)], dtype=torch.float64, device=group.device)
-        flat = group.sum(torch.cat([count, *(total.reshape(-1) for total in self._sums)]))
-        means = torch.split(flat[1:] / flat[0], [total.numel() for total in self._sums])
+        flat = group.sum(torch.cat([count, *(sums.reshape(-1) for sums in self._sums)]))
+        parts = torch.split(flat[1:], [sums.numel() for sums in self._sums])
+        totals = [part.view_as(sums).sum(0) for part, sums in zip(parts, self._sums, strict=True)]
         for largest in self._largest:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        shaped = [m.reshape(b.shape).to(b.dtype) for m, b in zip(means, self._averaged, strict=True)]
-        return [*shaped, *self._largest]
+        means = [(total / flat[0]).to(buffer.dtype) for total, buffer in zip(totals, self._averaged, strict=True)]
+        return [*means, *self._largest]
 
     def assign(self, values: Sequence[torch.Tensor]) -> None:
         _assign(self._all, values)

@@ -71,11 +71,13 @@ def run_worker(config: Mapping[str, Any]) -> None:
     import torch
 
     from raytrain.checkpoint.store import CheckpointStore
+    from raytrain.events.kinds import Printed
     from raytrain.rendezvous.client import RayRendezvousClient
     from raytrain.rundir import RunDir
     from raytrain.worker.loop import Loop
     from raytrain.worker.prints import told_as_events
     from raytrain.worker.pulse import Pulse
+    from raytrain.worker.state import StateDiffers
     from raytrain.worker.surroundings import Surroundings
     from raytrain.worker.telemetry import Telemetry
 
@@ -105,6 +107,10 @@ def run_worker(config: Mapping[str, Any]) -> None:
     try:
         with told_as_events(lambda: loop.rank, telemetry.emit):
             loop.run()
+    except StateDiffers as error:  # not a mistake in the user's code, which would end the run
+        telemetry.emit(Printed(rank=loop.rank, stream="stderr", text=f"{error}; its process ends"))
+        telemetry.close()
+        os._exit(1)
     finally:
         pulse.close()
         telemetry.close()

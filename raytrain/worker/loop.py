@@ -18,6 +18,7 @@ from raytrain.events.kinds import GenerationFormed, Member, StateRestored, StepS
 from raytrain.plan.layout import held_by
 from raytrain.rendezvous.state import NO_STATE, Entrant, Generation, Signals
 from raytrain.rendezvous.vitals import READING, RESTORING, WAITING
+from raytrain.worker import determinism
 from raytrain.worker.audit import gather_row_ids
 from raytrain.worker.bell import Bell
 from raytrain.worker.boundary import BoundaryDuties
@@ -59,6 +60,9 @@ class Loop:
             WorkersLostError: peers were lost too often without a finished step in between.
         """
         around, is_over, latest = self._around, False, 0
+        if around.config.exactness == "bitwise":
+            determinism.switch_on()
+        around.telemetry.emit(determinism.conditions(around.worker, around.device))
         state = build_state(around.task, around.config, around.num_steps, around.device)
         warm_up(around, state)
         store = serve_store(around.host)

@@ -1,6 +1,6 @@
-"""DDP around the user's model: shows the model's own methods, and takes part in a reduction without rows. In the worker.
+"""What the user's loss calls in place of the model: it looks like the model, and counts. In the worker.
 
-It takes no steps; when its gradients are reduced, and by what they are scaled, is the stepper's business.
+It takes no steps; when its gradients are reduced, and by what they are scaled, is the business of stepper and reducer.
 """
 
 from __future__ import annotations
@@ -53,6 +53,26 @@ class Replica(DistributedDataParallel):
         except AttributeError:
             idle: Any = super().__getattr__("module")
             return getattr(idle.model, name)
+
+
+class Counted(torch.nn.Module):
+    """The user's model where nobody reduces in its passes: counts the calls, and shows the model's own methods."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.num_calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_calls += 1
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model: Any = super().__getattr__("model")
+            return getattr(model, name)
 
 
 class _Idle(torch.nn.Module):

@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from raytrain.checkpoint.retention import best_of
-from raytrain.checkpoint.state import restore
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.data.batch import to_tensors
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.buffers import StepBuffers
+from raytrain.worker.determinism import named_operators
 from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, user_code
 from raytrain.worker.state import Boundary, TrainState
 from raytrain.worker.surroundings import Surroundings
@@ -28,7 +28,7 @@ def warm_up(around: Surroundings, state: TrainState) -> None:
     buffers.begin()
     state.model.train()
     batch = on_device(to_tensors(columns), around.device)
-    with user_code("loss in the warm-up pass"):
+    with user_code("loss in the warm-up pass"), named_operators():
         with autocast(around.config.precision, around.device):
             loss, _ = as_sum(around.task.loss(state.model, batch), len(rows), "loss")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
         state.step = 0
         return ""
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
-    state.step = restore(files, state.model, state.optimizer, state.scheduler)
+    state.restore(files)
     metrics = dict(checkpoint.manifest.metrics)
     state.boundary = Boundary(state.step if metrics else NO_STATE, _best_score(store, best), metrics=metrics)
     return checkpoint.name

@@ -6,19 +6,24 @@ was done at the last step boundary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from raytrain.checkpoint.state import Snapshot, restore_bytes, snapshot
+from raytrain.checkpoint.state import Snapshot, restore, restore_bytes, snapshot
 from raytrain.config import RunConfig
-from raytrain.errors import ConfigError, InternalError, TaskError
+from raytrain.errors import ConfigError, RaytrainError, TaskError
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.task import Task
-from raytrain.worker.group import Group
+from raytrain.worker.exact_sum import UNKNOWN
+from raytrain.worker.group import Group, PeerLost
 from raytrain.worker.hooks import seed_everything, user_code
+
+
+class StateDiffers(RaytrainError):
+    """The state that was handed to this worker is not what arrived: its process, or its machine, cannot be trusted."""
 
 
 @dataclass
@@ -43,9 +48,24 @@ class TrainState:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     step: int = NO_STATE
     boundary: Boundary = field(default_factory=Boundary)
+    exponents: list[int] = field(default_factory=list)
+    """Of the trained parameters' gradients, see `exact_sum`; empty where sums are not exact."""
 
     def snapshot(self) -> Snapshot:
-        return snapshot(self.model, self.optimizer, self.scheduler, self.step)
+        return snapshot(self.model, self.optimizer, self.scheduler, self.step, self.exponents)
+
+    def restore(self, files: Mapping[str, bytes]) -> None:
+        """Takes the state of a checkpoint. Raises what `checkpoint.state.restore` raises."""
+        self._take(*restore(files, self.model, self.optimizer, self.scheduler))
+
+    def take(self, data: bytes) -> None:
+        """Takes the state that a peer has handed over."""
+        self._take(*restore_bytes(data, self.model, self.optimizer, self.scheduler))
+
+    def _take(self, step: int, exponents: list[int]) -> None:
+        self.step = step
+        if self.exponents and len(exponents) == len(self.exponents):  # of a run that had exact sums, too
+            self.exponents = exponents
 
     @property
     def learning_rate(self) -> float:
@@ -64,7 +84,8 @@ def build_state(task: Task, config: RunConfig, num_steps: int, device: torch.dev
         model = task.model()
     _check_kind("model", model, torch.nn.Module)
     model = model.to(device)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    num_trained = sum(parameter.requires_grad for parameter in model.parameters())
+    if not num_trained:
         rule = "has a parameter with requires_grad, since there is nothing to train otherwise"
         raise ConfigError(f"{type(task).__name__}.model", "no parameter that is trained", rule, "unfreeze a parameter")
     with user_code("optimizer"):
@@ -72,7 +93,8 @@ def build_state(task: Task, config: RunConfig, num_steps: int, device: torch.dev
     _check_kind("optimizer", optimizer, torch.optim.Optimizer)
     with user_code("scheduler"):
         scheduler = task.scheduler(optimizer, num_steps)
-    return TrainState(model, optimizer, scheduler)
+    exponents = [UNKNOWN] * num_trained if config.exactness == "bitwise" else []
+    return TrainState(model, optimizer, scheduler, exponents=exponents)
 
 
 def _check_kind(hook: str, answer: object, kind: type) -> None:
@@ -87,15 +109,19 @@ def synchronise(state: TrainState, group: Group) -> None:
     differ in last bits: one that was left out, alive but out of reach, has taken its last step in another group.
 
     Raises:
-        InternalError: the states of two ranks differ after that.
+        StateDiffers: this rank's state is another one than the leader's after that.
+        PeerLost: that of another rank is, which will not train with the others.
     """
     boundary = group.share(state.boundary)
     if not _agree(group, (state.step, digest(state))):
         data = group.share(state.snapshot().to_bytes() if group.leads else None)
         if not group.leads:
-            state.step = restore_bytes(data, state.model, state.optimizer, state.scheduler)
-        if not _agree(group, digest(state)):
-            raise InternalError(f"ranks differ after step {state.step} was handed over")
+            state.take(data)
+        digests = group.gather(digest(state))
+        if digests[group.rank] != digests[0]:
+            raise StateDiffers(f"after step {state.step} was handed over, this worker's state is not the leader's")
+        if any(other != digests[0] for other in digests):
+            raise PeerLost(f"the state of another worker differs after step {state.step} was handed over")
     state.boundary = boundary
 
 
@@ -117,6 +143,7 @@ def digest(state: TrainState) -> tuple[int, int]:
 
 def _tensors(state: TrainState) -> Iterator[torch.Tensor]:
     yield from state.model.state_dict().values()
+    yield torch.tensor(state.exponents, dtype=torch.int64)
     for slots in state.optimizer.state_dict()["state"].values():
         yield from (value for value in _values(slots) if isinstance(value, torch.Tensor))
 

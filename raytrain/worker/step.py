@@ -8,13 +8,10 @@ no collective stands in the way, so weights, optimizer, scheduler and step numbe
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from raytrain.config import RunConfig
 from raytrain.data.batch import MicroBatch
@@ -26,7 +23,8 @@ from raytrain.worker.buffers import StepBuffers
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
 from raytrain.worker.pulse import Pulse
-from raytrain.worker.replica import IN_LOSS, Replica
+from raytrain.worker.reducers import reducer_for
+from raytrain.worker.replica import IN_LOSS
 from raytrain.worker.state import TrainState
 
 IN_BACKWARD, IN_OPTIMIZER = "in a backward pass", "in the optimizer"
@@ -60,8 +58,8 @@ class Stepper:
 
     def __init__(self, task: Task, config: RunConfig, state: TrainState, group: Group, pulse: Pulse) -> None:
         self._task, self._config, self._state, self._group, self._pulse = task, config, state, group, pulse
-        self._replica = Replica(state.model, config.find_unused_parameters, pulse)
-        self._buffers = StepBuffers(state.model)
+        self._reducer = reducer_for(config, state, group, pulse)
+        self._buffers = StepBuffers(state.model, config.num_logical if config.exactness == "bitwise" else 1)
         self._trained = [p for p in state.model.parameters() if p.requires_grad]
 
     def run(self, shares: Shares, planned_rows: int, signals: Signals) -> StepResult:
@@ -79,53 +77,57 @@ class Stepper:
         state = self._state
         state.model.train()
         state.optimizer.zero_grad()
-        self._buffers.begin()
-        try:
-            totals = self._passes(shares, planned_rows, signals)
-            buffers = self._buffers.reduced(self._group)
-        finally:
-            self._buffers.rewind()
+        is_reduced = False
+        while not is_reduced:
+            self._reducer.begin()
+            self._buffers.begin()
+            try:
+                totals = self._passes(shares, planned_rows, signals)
+                is_reduced = self._reducer.reduce()
+                buffers = self._buffers.reduced(self._group)
+            finally:
+                self._buffers.rewind()
         if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
             torch.cuda.current_stream(self._group.device).synchronize()
         return self._commit(totals, planned_rows, buffers)
 
     def close(self) -> None:
-        """Lets go of DDP's reducer, so that the process group is not destroyed by it.
-
-        Its destructor joins gloo's thread while it holds Python's global lock, which that thread may need to end a
-        broken reduction (torch 2.13): a deadlock. `destroy_process_group` gives the lock up.
-        """
-        replica: Any = self._replica
-        replica.reducer = replica.logger = None
+        """Lets go of what would stand in the way of the end of the process group."""
+        self._reducer.close()
 
     def _passes(self, shares: Shares, planned_rows: int, signals: Signals) -> list[float]:
-        """Forward and backward of every micro-batch; returns [loss sum, weight, gather, save, stop] over all ranks."""
-        device, step = self._group.device, self._state.step
-        vector = torch.zeros(5, dtype=torch.float64, device=device)
-        vector[2], vector[3], vector[4] = float(signals.gather), float(signals.save), float(signals.stop)
-        scale = self._group.size / planned_rows  # DDP divides by the number of ranks
-        work: dist.Work | None = None
+        """Forward and backward of every micro-batch; returns [loss sum, weight, gather, save, stop] over all ranks.
+
+        The loss and the weight of each logical worker have places of their own in the vector that is reduced, and are added
+        up in the order of logical workers: the same values for any number of ranks.
+        """
+        device, reducer, num_logical = self._group.device, self._reducer, self._config.num_logical
+        vector = torch.zeros(2 * num_logical + 3, dtype=torch.float64, device=device)
+        vector[-3:] = torch.tensor([float(signals.gather), float(signals.save), float(signals.stop)])
+        losses, weights = vector[:num_logical], vector[num_logical:-3]
+        factor, work = reducer.factor(planned_rows), None
         for logical, micro, is_first, is_last, is_final in _passes_of(shares):
-            self._replica.require_backward_grad_sync, self._replica.num_calls = is_final, 0
+            reducer.open_pass(is_final)
             if is_first:
-                seed_everything(self._config.seed, step + 1, logical)  # (seed, 0, 0) are the initial weights'
+                seed_everything(self._config.seed, self._state.step + 1, logical)  # (seed, 0, 0) are the initial weights'
                 self._buffers.rewind()
             loss, weight = self._forward(micro)
-            vector[0] += loss.detach().double()
-            vector[1] += weight.detach().double() if isinstance(weight, torch.Tensor) else weight
+            losses[logical] += loss.detach().double()
+            weights[logical] += weight.detach().double() if isinstance(weight, torch.Tensor) else weight
             if is_final:
                 self._check_called()
                 work = self._group.start_sum(vector)
-            self._backward(loss * scale)
+            self._backward(loss * factor)
             if is_last:
-                self._buffers.collect()
+                self._buffers.collect(logical)
+                reducer.close_share()
         if work is None:  # no rows here in this short step
-            self._replica.require_backward_grad_sync = True
             work = self._group.start_sum(vector)
-            self._backward(self._replica(idle=True))
-        self._check_reduced()
+            if (idle := reducer.pass_without_rows()) is not None:
+                self._backward(idle)
         work.wait()
-        return vector.tolist()
+        values = vector.tolist()
+        return [sum(values[:num_logical]), sum(values[num_logical:-3]), *values[-3:]]
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
         device = self._group.device
@@ -133,24 +135,17 @@ class Stepper:
         where = f"loss at step {self._state.step} on rank {self._group.rank}"
         self._pulse.mark(IN_LOSS)
         with user_code(where), autocast(self._config.precision, device):
-            return as_sum(self._task.loss(self._replica, batch), len(micro.rows), "loss")
+            return as_sum(self._task.loss(self._reducer.model, batch), len(micro.rows), "loss")
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self._pulse.mark(WAITING if self._replica.require_backward_grad_sync else IN_BACKWARD)
+        self._pulse.mark(WAITING if self._reducer.reduces_now else IN_BACKWARD)
         with user_code(f"the backward pass at step {self._state.step} on rank {self._group.rank}"), peer_loss():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _check_called(self) -> None:
         """Raises TaskError if the gradients of the last pass would not be reduced, so that the ranks would part."""
-        if not self._replica.num_calls:
+        if not self._reducer.model.num_calls:
             raise TaskError("loss did not call the model; it calls model(...), not only the model's methods", "loss")
-
-    def _check_reduced(self) -> None:
-        """Raises TaskError if DDP still waits for the gradients of some parameters, so that the ranks would part."""
-        try:
-            self._replica._check_reducer_finalized()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise TaskError(_unused(self._state.model, str(error)), "loss") from None
 
     def _commit(self, totals: list[float], planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
         """From here on nothing can fail but the user's own optimizer or scheduler."""
@@ -171,6 +166,7 @@ class Stepper:
                 if state.scheduler is not None:
                     state.scheduler.step()
             self._buffers.assign(buffers)
+            self._reducer.commit()
         state.step += 1
         self._pulse.finish_step(state.step)
         signals = Signals(gather=gather > 0, save=save > 0, stop=stop > 0)
@@ -191,14 +187,3 @@ def _sum_of(gradients: list[torch.Tensor]) -> torch.Tensor:
     if gradients and gradients[0].is_cuda:  # where one kernel per parameter would cost more than the fused norm
         return torch.nn.utils.get_total_norm(gradients)
     return torch.stack([gradient.sum() for gradient in gradients]).sum() if gradients else torch.zeros(())
-
-
-def _unused(model: torch.nn.Module, message: str) -> str:
-    """Names the parameters that got no gradient; DDP's message gives their numbers, by the order of trained parameters."""
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    numbers = re.search(r"did not receive grad for rank \d+: ((?:\d+ ?)+)", message)
-    unused = ", ".join(names[int(number)] for number in numbers[1].split()) if numbers else "some parameters"
-    return (
-        f"the loss does not depend on {unused}; every parameter that is trained takes part in the last pass of each step, "
-        "or run.find_unused_parameters is set (--run.find-unused-parameters)"
-    )

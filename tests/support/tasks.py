@@ -85,3 +85,27 @@ class Gated(WithDropout):
         if model.training and self.gate and Path(self.gate).exists():
             time.sleep(0.15)
         return super().loss(model, batch)
+
+
+class WithEverything(Regression):
+    """Random numbers, buffers, and weights of rows at once, under AdamW."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=self.lr / 10)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+
+    def loss(self, model: nn.Module, batch: Any) -> raytrain.Loss:
+        each = (model(batch["x"]) - batch["y"]).float().pow(2).sum(1)
+        return raytrain.Loss((each * batch["length"]).sum(), batch["length"].sum())
+
+
+class WithMomentum(WithEverything):
+    """The same under SGD with momentum."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.lr / 10, momentum=0.9)

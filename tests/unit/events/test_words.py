@@ -67,4 +67,4 @@ def test_those_that_leave_and_rehearsals_have_a_line(event: kinds.Event, line: s
 
 def test_every_kind_is_described_but_for_those_that_are_shown_otherwise() -> None:
     known = {kind for kind, cls in kinds.KINDS.items() if kind in _WORDS}
-    assert set(kinds.KINDS) - known == {"steps_done", "printed"}
+    assert set(kinds.KINDS) - known == {"steps_done", "printed", "conditions_told", "state_digest"}

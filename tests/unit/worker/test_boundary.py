@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from raytrain.config import RunConfig
-from raytrain.errors import CheckpointError
-from raytrain.events.kinds import EvaluationDone
+from raytrain.errors import CheckpointError, StorageError
+from raytrain.events.kinds import EvaluationDone, StateDigest
 from raytrain.rendezvous.vitals import SAVING, WAITING
 from raytrain.worker import boundary as module
 from raytrain.worker.boundary import BoundaryDuties, is_better, is_due
@@ -76,10 +76,10 @@ class State(TrainState):
 class Scene:
     """A run of 100 steps, evaluated every 5, with a checkpoint every 50; `scores` has the loss at each evaluation."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scores: dict[int, float], digest: str = "off") -> None:
         self.store, self.told, self.pulse = Store(), [], Marks()  # type: ignore[var-annotated]
         self.around: Any = SimpleNamespace(
-            config=RunConfig(eval_every=5, checkpoint_every=50, steps=100),
+            config=RunConfig(eval_every=5, checkpoint_every=50, steps=100, digest=digest),
             plan=SimpleNamespace(steps_per_epoch=20),
             num_steps=100,
             sources={"train": None, "valid": SimpleNamespace(num_rows=37)},
@@ -101,6 +101,10 @@ class Scene:
     def duties(self, saver: Saver, leads: bool = True) -> BoundaryDuties:
         group: Any = SimpleNamespace(leads=leads, device=torch.device("cpu"), sum=lambda vector: vector)
         return BoundaryDuties(self.around, group, range(1), saver)  # type: ignore[arg-type]
+
+    @property
+    def digested(self) -> list[int]:
+        return [event.step for event in self.told if isinstance(event, StateDigest)]
 
     def at(self, step: int, duties: BoundaryDuties, **more: Any) -> None:
         self.state.step = step
@@ -150,6 +154,17 @@ def test_a_checkpoint_that_the_old_leader_has_saved_is_not_saved_again(monkeypat
     assert mine.saved == []
 
 
+def test_r7_a_new_leader_that_cannot_read_the_store_trains_on_and_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, mine = Scene(monkeypatch, {5: 0.9}), Saver()
+
+    def broken() -> list[Any]:
+        raise StorageError("run/checkpoints", OSError(5, "Input/output error"), "can be read", "check the storage")
+
+    monkeypatch.setattr(scene.store, "list", broken)
+    scene.at(5, scene.duties(mine))
+    assert mine.saved == [(5, {"valid/loss": 0.9})], "twice does no harm"
+
+
 def test_a_stop_makes_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, saver = Scene(monkeypatch, {}), Saver()
     scene.at(7, scene.duties(saver), is_last=True)
@@ -171,3 +186,39 @@ def test_r6_saving_may_be_slow_and_the_others_wait_for_it(monkeypatch: pytest.Mo
     scene.at(7, duties, is_last=True)
     duties.finish(scene.state)
     assert scene.pulse.places == [SAVING, WAITING]
+
+
+def test_digests_are_told_every_so_many_steps_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, {5: 0.9, 100: 0.8}, "every:3")
+    duties = scene.duties(Saver())
+    for step in (0, 1, 3, 3, 5, 6, 99, 100):
+        scene.at(step, duties)
+    assert scene.digested == [3, 6, 99, 100]
+    assert scene.pulse.places[0] == SAVING
+
+
+def test_a_new_generation_tells_the_digest_of_its_first_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, {}, "every:3")
+    scene.at(3, scene.duties(Saver()))
+    scene.at(3, scene.duties(Saver()))
+    scene.at(3, scene.duties(Saver(), leads=False))
+    assert scene.digested == [3, 3]
+
+
+def test_digests_go_with_the_checkpoints_that_are_really_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, saver = Scene(monkeypatch, {5: 0.9, 10: 0.5, 15: 0.7, 50: 0.6}, "checkpoints"), Saver()
+    scene.store.steps = [5]
+    duties = scene.duties(saver)
+    for step in (0, 5, 10, 15, 50, 50):
+        scene.at(step, duties)
+    scene.at(57, duties, is_last=True)
+    assert scene.digested == [step for step, _ in saver.saved] == [10, 50, 57]
+
+
+def test_without_the_setting_there_are_no_digests_but_with_bitwise_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, {50: 0.5}, "")
+    scene.at(50, scene.duties(Saver()))
+    assert scene.digested == []
+    scene.around.config = RunConfig(eval_every=5, checkpoint_every=50, steps=100, exactness="bitwise")
+    scene.at(50, scene.duties(Saver()))
+    assert scene.digested == [50]

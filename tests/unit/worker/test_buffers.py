@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,15 +15,16 @@ def by_hand(batch: torch.Tensor, momentum: float = 0.1) -> tuple[torch.Tensor, t
     return momentum * batch.mean(0), (1 - momentum) + momentum * batch.var(0, unbiased=True)
 
 
-def test_batch_norm_statistics_are_averaged_over_logical_workers(group: Group) -> None:
+@pytest.mark.parametrize("places", [1, 2])
+def test_batch_norm_statistics_are_averaged_over_logical_workers(group: Group, places: int) -> None:
     norm = nn.BatchNorm1d(3).double()
     shares = [torch.randn(rows, 3, dtype=torch.float64) * 3 + 1 for rows in (5, 4)]
-    buffers = StepBuffers(norm)
+    buffers = StepBuffers(norm, places)
     buffers.begin()
-    for share in shares:
+    for logical, share in enumerate(shares):
         buffers.rewind()
         norm(share)
-        buffers.collect()
+        buffers.collect(logical)
     values = buffers.reduced(group)
     buffers.rewind()
     torch.testing.assert_close(norm.running_mean, torch.zeros(3, dtype=torch.float64))
@@ -43,7 +45,7 @@ def test_the_micro_batches_of_one_logical_worker_follow_each_other(group: Group)
     for micro in (torch.randn(4, 2), torch.randn(3, 2)):
         norm(micro)
         plain(micro)
-    buffers.collect()
+    buffers.collect(0)
     buffers.assign(buffers.reduced(group))
     torch.testing.assert_close(norm.running_var, plain.running_var)
     assert norm.num_batches_tracked == 2
@@ -58,7 +60,7 @@ def test_the_next_step_starts_from_the_values_after_the_last(group: Group) -> No
         buffers.begin()
         norm(batch)
         plain(batch)
-        buffers.collect()
+        buffers.collect(0)
         buffers.assign(buffers.reduced(group))
     torch.testing.assert_close(norm.state_dict(), plain.state_dict())
 
@@ -71,7 +73,7 @@ def test_buffers_that_are_not_saved_are_left_alone(group: Group) -> None:
     buffers.begin()
     model.cache.fill_(1.0)
     model.mean.fill_(1.0)
-    buffers.collect()
+    buffers.collect(0)
     buffers.rewind()
     assert model.cache.tolist() == [1.0, 1.0]
     assert model.mean.tolist() == [0.0, 0.0]
@@ -84,7 +86,7 @@ def test_values_of_half_precision_keep_their_type(group: Group) -> None:
     buffers.begin()
     for value in (1.0, 2.0):
         model.mean.fill_(value)
-        buffers.collect()
+        buffers.collect(0)
     (mean,) = buffers.reduced(group)
     assert mean.dtype == torch.bfloat16
     assert mean.tolist() == [1.5, 1.5]
@@ -93,6 +95,6 @@ def test_values_of_half_precision_keep_their_type(group: Group) -> None:
 def test_a_model_without_buffers_costs_nothing(group: Group) -> None:
     buffers = StepBuffers(nn.Linear(2, 2))
     buffers.begin()
-    buffers.collect()
+    buffers.collect(0)
     group.start_sum = None  # type: ignore[assignment, method-assign]
     assert buffers.reduced(group) == []

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from raytrain.config import RunConfig
-from raytrain.errors import ConfigError, InternalError, TaskError
+from raytrain.errors import ConfigError, TaskError
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker import state as module
-from raytrain.worker.group import Group
-from raytrain.worker.state import Boundary, TrainState, build_state, digest, synchronise
+from raytrain.worker.group import Group, PeerLost
+from raytrain.worker.state import Boundary, StateDiffers, TrainState, build_state, digest, synchronise
 from tests.support.tasks import WithDropout
 from tests.unit.worker.tasks import Slope
 
@@ -105,10 +105,22 @@ def test_a_rank_at_the_same_step_that_differs_in_last_bits_takes_the_leaders_sta
     assert digest(other) == digest(leader)
 
 
-def test_states_that_still_differ_after_the_hand_over_are_an_internal_error() -> None:
+def test_a_worker_whose_state_still_differs_after_the_hand_over_is_not_admitted() -> None:
     leader, newcomer = trained(3), built()
-    with pytest.raises(InternalError, match="ranks differ after step 3"):
+    with pytest.raises(StateDiffers, match="after step 3 was handed over"):
         synchronise(newcomer, Answers([Boundary(), leader.snapshot().to_bytes()], [(3, (0, 0)), (0, 0)]))
+
+
+def test_the_others_do_not_train_with_a_worker_whose_state_differs() -> None:
+    class Three(Answers):
+        def gather(self, value: Any) -> list[Any]:
+            return [*super().gather(value), (0, 0)]
+
+    leader, follower = trained(3), trained(3)
+    theirs = [(3, digest(leader)), digest(leader)]
+    with pytest.raises(PeerLost, match="another worker differs"):
+        synchronise(follower, Three([Boundary(), leader.snapshot().to_bytes()], theirs))
+    assert digest(follower) == digest(leader)
 
 
 def test_a_loss_in_the_middle_of_the_hand_over_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
