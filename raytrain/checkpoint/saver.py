@@ -103,11 +103,15 @@ class Saver:
         self._retain(snapshot.step, checkpoint.name)
 
     def _retain(self, step: int, just_written: str) -> None:
-        """Deletes what need not be kept. A failure is told, but the checkpoint that was just written is good."""
+        """Deletes what need not be kept, and what saves left that were killed, or that failed and could not tidy up.
+
+        A failure is told, but the checkpoint that was just written is good.
+        """
         try:
             found = self._store.list()
             for old in to_delete(found, self._keep_newest, self._keep_best, self._best, verified=just_written):
                 self._store.delete(old)
+            self._store.delete_incomplete()
         except (CheckpointError, StorageError) as error:
             self._emit(CheckpointFailed(step=step, reason=f"{just_written} is saved, but old ones stay: {error}"))
 

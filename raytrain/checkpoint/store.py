@@ -125,7 +125,7 @@ class CheckpointStore:
             raise CheckpointError(f"{self._path(checkpoint.name)} could not be deleted: {error}") from error
 
     def delete_incomplete(self) -> tuple[Skipped, ...]:
-        """Deletes the directories without a manifest and returns them. Only while nobody writes: call it at the start.
+        """Deletes directories without a manifest and returns them. Only while nobody writes: before a run, or between saves.
 
         A directory with a damaged manifest or damaged files stays, since a person may still want what is in it.
 

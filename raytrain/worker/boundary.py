@@ -22,6 +22,9 @@ from raytrain.worker.group import Group
 from raytrain.worker.state import Boundary, TrainState
 from raytrain.worker.surroundings import Surroundings
 
+PATIENCE_S = 30.0
+"""For a storage that does not take the last checkpoint of a run, or of a group whose nodes go away."""
+
 
 def is_due(step: int, every: int, num_steps: int) -> bool:
     """Whether something that happens every so many finished steps, and at the end, happens at `step` finished steps."""
@@ -58,20 +61,31 @@ class BoundaryDuties:
         if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
             self._save(state)
 
-    def finish(self, state: TrainState) -> None:
+    def finish(self, state: TrainState, patience_s: float = PATIENCE_S) -> None:
         """Keeps the ranks together until the checkpoint is on storage, so that a peer can save it if the leader dies.
+
+        Args:
+            patience_s: for so long a checkpoint that could not be saved is saved again, since storage may come back.
 
         Raises:
             CheckpointError: the last checkpoint could not be saved.
         """
+        until = time.monotonic() + patience_s
         self._around.pulse.mark(WAITING)
         while True:
-            busy = self._group.leads and not self._saver.idle
+            busy = self._group.leads and self._is_unsaved(state, until)
             if not self._group.sum(torch.tensor([float(busy)], device=self._group.device)).item():
                 break
             time.sleep(0.02)
         if self._group.leads and self._saver.last_error is not None:
             raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
+
+    def _is_unsaved(self, state: TrainState, until: float) -> bool:
+        """Whether the checkpoint is on its way, once more after a failure; `until` in monotonic seconds."""
+        if self._saver.idle and self._saver.last_error is not None and time.monotonic() < until:
+            self._hand_over(state)
+            return True
+        return not self._saver.idle
 
     def _evaluate(self, state: TrainState, names: list[str]) -> None:
         started, config = time.monotonic(), self._around.config
@@ -100,8 +114,11 @@ class BoundaryDuties:
         self._around.pulse.mark(SAVING)
         if self._around.config.digest_every == 0:
             self._digest(state)  # first, so that a checkpoint's digest is in the log by the time that the checkpoint exists
+        self._hand_over(state)
+
+    def _hand_over(self, state: TrainState) -> None:
         metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
-        saver.save(state.snapshot(), metrics, self._around.run_facts)
+        self._saver.save(state.snapshot(), metrics, self._around.run_facts)
 
     def _is_saved(self, step: int) -> bool:
         """Whether there is a checkpoint of this step; no if the store cannot be read, since saving it twice does no harm."""

@@ -120,8 +120,9 @@ class Loop:
             while state.step < around.num_steps:
                 told = self._step(state, group, stepper, feed, bell.signals if bell else Signals())
                 duties.at_boundary(state, is_last=told.stop or told.save)
-                if told.stop:
-                    break
+                if told.stop:  # by a signal, which leaves no time to wait for storage
+                    duties.finish(state, patience_s=0.0)
+                    return True
                 if told.save:
                     duties.finish(state)
                     self._is_saved = True

@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-SCRIPTS = {"autoscaled": (), "cut_off": ("--net",)}
+SCRIPTS = {"autoscaled": (), "cut_off": ("--net",), "broken_store": ()}
 """Modules of `tests.support`, with the namespaces that they need besides."""
 LIMIT_S = 200.0
 

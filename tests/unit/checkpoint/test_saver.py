@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.state import Snapshot, restore, snapshot
 from raytrain.errors import CheckpointError
 from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
-from tests.unit.checkpoint.faults import FirstFail, store_at
+from tests.unit.checkpoint.faults import FirstFail, KillAt, Killed, store_at
 
 
 def take(step: int) -> Snapshot:
@@ -66,7 +68,7 @@ def test_a_snapshot_is_written_told_of_and_restored(tmp_path: Path) -> None:
     assert (checkpoint.manifest.metrics, checkpoint.manifest.run) == ({"valid/loss": 0.5}, {"global_batch": 64})
     model = nn.Linear(2, 1)
     files = {name: scene.store.read(checkpoint, name) for name in checkpoint.manifest.files}
-    assert restore(files, model, torch.optim.SGD(model.parameters(), lr=0.1), None) == 5
+    assert restore(files, model, torch.optim.SGD(model.parameters(), lr=0.1), None).step == 5
     assert model.weight.tolist() == [[5.0, 5.0]]
     assert scene.saver.close(30)
 
@@ -157,6 +159,27 @@ def test_r8_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert scene.saver.close(30)
     assert scene.steps() == [2, 5, 6]
     assert scene.failures() == []
+
+
+def test_r7_what_killed_and_failed_saves_left_goes_with_the_next_good_one(tmp_path: Path) -> None:
+    is_broken = True
+
+    def broken(operation: str, path: str) -> None:
+        if is_broken and (operation == "delete_dir" or (operation == "write" and path.endswith("state.pt"))):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    with contextlib.suppress(Killed):
+        store_at(tmp_path, KillAt(3)).write(1, {"model.safetensors": b"weights"}, {}, {})
+    scene = Scene(tmp_path, broken)
+    scene.saver.save(take(2), {}, {})
+    assert scene.saver.wait(30)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000000001", "step-000000002"]
+    is_broken = False
+    scene.saver.save(take(3), {}, {})
+    assert scene.saver.wait(30)
+    assert [event.step for event in scene.failures()] == [2]
+    assert os.listdir(tmp_path / "checkpoints") == ["step-000000003"]
+    assert scene.steps() == [3]
 
 
 def test_r8_what_was_just_written_stays_though_a_damaged_one_has_a_later_step(tmp_path: Path) -> None:

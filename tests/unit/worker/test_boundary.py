@@ -177,7 +177,22 @@ def test_a_last_checkpoint_that_failed_is_an_error(monkeypatch: pytest.MonkeyPat
     saver.last_error = OSError("disk full")  # type: ignore[assignment]
     scene.state.step = 100
     with pytest.raises(CheckpointError, match="of step 100, was not saved: disk full"):
-        scene.duties(saver).finish(scene.state)
+        scene.duties(saver).finish(scene.state, patience_s=0.0)
+
+
+def test_r7_a_last_checkpoint_that_failed_is_saved_once_the_storage_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Back(Saver):
+        """Of a storage that is back for the third attempt."""
+
+        def save(self, snapshot: int, metrics: dict[str, float], run: Any) -> None:
+            super().save(snapshot, metrics, run)
+            self.last_error = OSError("read-only") if len(self.saved) < 3 else None  # type: ignore[assignment]
+
+    scene, saver = Scene(monkeypatch, {}), Back()
+    duties = scene.duties(saver)
+    scene.at(7, duties, is_last=True)
+    duties.finish(scene.state)
+    assert [step for step, _ in saver.saved] == [7, 7, 7]
 
 
 def test_r6_saving_may_be_slow_and_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
