@@ -21,21 +21,7 @@ def of(kind: type, events: list[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def test_p5_a_killed_worker_restarts_all_from_the_newest_checkpoint(tmp_path: Path, gate: Path) -> None:
-    story = Story(gate, trained(2), seen(CheckpointSaved), signal_rank(1), seen(WorkerLost), trained(2))
-    _, events = run(tmp_path, story, gate, workers=(1, 2), elasticity="restart")
-    (lost,), (begun, again) = of(WorkerLost, events), of(StateRestored, events)
-    assert lost.worker in ("w0", "w1")
-    assert lost.reason
-    before = events[: events.index(again)]
-    assert again.checkpoint == of(CheckpointSaved, before)[-1].checkpoint
-    assert begun.checkpoint == ""
-    first, second = of(GenerationFormed, events)
-    assert second.generation > first.generation
-    assert {m.worker for m in second.members} == {"w2", "w3"}
-
-
-def test_another_ray_restarts_by_itself_and_a_larger_group_loses_no_step(
+def test_p5_another_ray_restarts_by_itself_a_larger_group_loses_no_step_and_a_loss_goes_back_to_a_checkpoint(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(internals, "ReplicaGroup")
@@ -44,14 +30,27 @@ def test_another_ray_restarts_by_itself_and_a_larger_group_loses_no_step(
     others = placement_group([{"CPU": 1.5}])
     ray.get(others.ready())
 
-    story = Told(gate, trained(1), then(lambda _: remove_placement_group(others)), trained(2))
+    grow = [trained(1), then(lambda _: remove_placement_group(others)), trained(2)]
+    story = Told(gate, *grow, seen(CheckpointSaved), signal_rank(1), seen(WorkerLost), trained(2))
     _, events = run(tmp_path, story, gate, workers=(1, 2))
     assert len([text for text in story.texts if text.startswith("warning:")]) == 1
-    for again in of(StateRestored, events)[1:]:
-        before = events[: events.index(again)]
-        assert story.finished_in(before) == again.step, "the group saved its last step before it ended"
-    assert [left.worker for left in of(WorkerLeft, events)][:1] == ["w0"]
-    assert not of(WorkerLost, events)
+
+    first_loss = events.index(of(WorkerLost, events)[0])
+    begun, *grown = of(StateRestored, events[:first_loss])
+    assert begun.checkpoint == ""
+    for again in grown:
+        assert story.finished_in(events[: events.index(again)]) == again.step, (
+            "the group saved its last step before it ended"
+        )
+    assert of(WorkerLeft, events)[0].worker == "w0"
+
+    lost, after = events[first_loss], of(StateRestored, events[first_loss:])[0]
+    assert lost.reason
+    assert after.checkpoint == of(CheckpointSaved, events[: events.index(after)])[-1].checkpoint
+    numbers = [formed.generation for formed in of(GenerationFormed, events)]
+    assert numbers == sorted(numbers)
+    workers = [{member.worker for member in formed.members} for formed in of(GenerationFormed, events)]
+    assert not workers[0] & workers[-1], "all have begun again"
 
 
 class Told(Story):
