@@ -15,10 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from raytrain.errors import RaytrainError
 from raytrain.rendezvous.state import Generation
+
+# `torch.distributed.nn` has the group of the moment of its import as default arguments, and would keep it for ever. DDP
+# imports it while there is a group, so it is imported here, while there is none.
 
 FORMING_TIMEOUT_S = 10.0
 """A peer that dies while the group forms is noticed after this time at the latest."""

@@ -1,0 +1,44 @@
+"""The first group of a process is closed when the process leaves it, or peers would wait for it in vain.
+
+In a process of its own, since what a process imports while it is in a group can keep that group for ever.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import gc, sys, weakref
+import torch.distributed as dist
+from raytrain.rendezvous.generation import Entrant, Generation
+from raytrain.worker.group import PeerLost, form, serve_store
+from tests.unit.worker.tasks import Slope
+from tests.unit.worker.test_step import CPU, Bench
+
+gc.disable()
+store = serve_store("127.0.0.1")
+members = (Entrant("w0", 0, ("127.0.0.1", store.port)),)
+try:
+    with form(Generation(1, members, "start"), "w0", store, CPU, 10.0) as group:
+        kept = weakref.ref(dist.group.WORLD)
+        bench = Bench(Slope(), group, exactness=sys.argv[1])
+        bench.run()
+        bench.run()
+        bench.stepper.close()
+        bench.stepper = None
+        raise PeerLost("a peer is gone")
+except PeerLost:
+    pass
+assert kept() is None, gc.get_referrers(kept())
+"""
+
+
+def test_p1_the_first_group_of_a_process_is_closed_when_it_leaves() -> None:
+    for exactness in ("default", "bitwise"):
+        command = [sys.executable, "-c", SCRIPT, exactness]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
