@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyarrow import fs
 
-from raytrain.events.kinds import Event, StateRestored, StepsDone, from_json, to_json
+from raytrain.events.kinds import Event, StepsDone, from_json, to_json
+from raytrain.events.recorded import RecordedSteps
 from raytrain.rundir import EVENTS, RunDir
 
 REWRITE_S = 10.0  # an object store cannot append: the whole object is written again, at most this often
 
 
 class EventLog:
-    """The events of a run, numbered from 0 through the whole file.
+    """The events of a run, numbered from 0 through the whole file, those that others have added to it too.
 
     Args:
         run_dir: the run's directory, made if it is not there.
@@ -38,7 +40,7 @@ class EventLog:
         self._clock = clock
         self._events = [_without_rows(event) for event in read(run_dir)]
         self._first_kept = 0
-        self._steps = _RecordedSteps(self._events)
+        self._steps = RecordedSteps(self._events)
         self._sink: _Sink = _LocalSink(run_dir) if run_dir.is_local else _ObjectSink(run_dir, clock)
         self.opened_at = len(self._events)
         """How many events there were before this process: the number of the first one that it appends."""
@@ -49,12 +51,14 @@ class EventLog:
         """Adds events, with the time where it is missing, without the steps that were recorded before."""
         new = [_timed(kept, self._clock()) for event in events for kept in self._steps.only_new(event)]
         self._sink.add("".join(json.dumps(to_json(event)) + "\n" for event in new).encode())
-        self._events.extend(map(_without_rows, new))
         self._try(self._sink.write)
+        self._take_others()
+        self._events.extend(map(_without_rows, new))
 
     def since(self, number: int) -> list[Event]:
         """Events `number`, `number + 1`, ..., without row ids; those before it are forgotten (one reader polls)."""
         self._try(self._sink.write)
+        self._take_others()
         del self._events[: max(0, number - self._first_kept)]
         self._first_kept = max(self._first_kept, number)
         return list(self._events)
@@ -63,6 +67,10 @@ class EventLog:
         """Writes what is left; raises OSError if that fails."""
         self._sink.close()
         self.failure = None
+
+    def _take_others(self) -> None:
+        found = map(parse_line, self._sink.take_others().split(b"\n"))
+        self._events += [_without_rows(event) for event in found if event is not None]
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -105,80 +113,53 @@ def _without_rows(event: Event) -> Event:
     return replace(event, row_ids=None) if isinstance(event, StepsDone) and event.row_ids else event
 
 
-class _RecordedSteps:
-    """Which steps are in the log: all below a height, and perhaps some beyond a gap.
-
-    A gap can arise from a message of a worker that died: what it sent arrives late, or never. Since a step is the same
-    whoever reports it, the first report counts.
-    """
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._height = 0
-        self._beyond: set[int] = set()
-        for event in events:
-            self.only_new(event)
-
-    def only_new(self, event: Event) -> list[Event]:
-        """The event, or the parts of it whose steps are not in the log; they are from now on."""
-        if isinstance(event, StateRestored):
-            self._height, self._beyond = event.step, set()
-        if not isinstance(event, StepsDone):
-            return [event]
-        new = [i for i in range(len(event.losses)) if self._add(event.first_step + i)]
-        if len(new) == len(event.losses):
-            return [event] if new else []
-        return [_cut(event, start, stop) for start, stop in _stretches(new)]
-
-    def _add(self, step: int) -> bool:
-        if step < self._height or step in self._beyond:
-            return False
-        self._beyond.add(step)
-        while self._height in self._beyond:
-            self._beyond.remove(self._height)
-            self._height += 1
-        return True
-
-
-def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """[0, 1, 4] -> (0, 2), (4, 5)."""
-    first = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
-            yield numbers[first], numbers[i - 1] + 1
-            first = i
-
-
-def _cut(event: StepsDone, start: int, stop: int) -> StepsDone:
-    names = ("losses", "weights", "rows", "learning_rates", "finished", "data_waits", "row_ids")
-    lists: dict[str, Any] = {name: getattr(event, name) for name in names}
-    parts = {name: values and values[start:stop] for name, values in lists.items()}
-    return replace(event, first_step=event.first_step + start, **parts)
-
-
 class _Sink(Protocol):
     def add(self, lines: bytes) -> None: ...
 
     def write(self) -> None: ...
 
+    def take_others(self) -> bytes: ...
+
     def close(self) -> None: ...
 
 
 class _LocalSink:
-    """Appends to a file; a write that was cut short goes on where it ended."""
+    """Appends to a file; a write that was cut short goes on where it ended. Others may append whole lines to it."""
 
     def __init__(self, run_dir: RunDir) -> None:
         path = Path(run_dir.child(EVENTS))
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend(path)
-        self._file = path.open("ab", buffering=0)
-        self._waiting = b""
+        self._file = path.open("a+b", buffering=0)
+        self._waiting, self._others = b"", b""
+        self._known_bytes = self._size_bytes()
+        """Up to here the file is ours, or was read."""
 
     def add(self, lines: bytes) -> None:
         self._waiting += lines
 
     def write(self) -> None:
+        self._read_up_to(self._size_bytes())
         while self._waiting:
-            self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
+            written = self._file.write(self._waiting) or 0
+            self._waiting = self._waiting[written:]
+            end = self._file.tell()  # the kernel appends: somebody else may have been quicker
+            self._read_up_to(end - written)
+            self._known_bytes = end
+
+    def take_others(self) -> bytes:
+        """Whole lines that others have added, in front of what was written last; each once."""
+        end = self._others.rfind(b"\n") + 1
+        lines, self._others = self._others[:end], self._others[end:]
+        return lines
+
+    def _read_up_to(self, end: int) -> None:
+        if end > self._known_bytes:
+            self._others += os.pread(self._file.fileno(), end - self._known_bytes, self._known_bytes)
+            self._known_bytes = end
+
+    def _size_bytes(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         self.write()
@@ -186,7 +167,7 @@ class _LocalSink:
 
 
 class _ObjectSink:
-    """Keeps the text and writes the object anew."""
+    """Keeps the text and writes the object anew. Nobody else can add to an object."""
 
     def __init__(self, run_dir: RunDir, clock: Callable[[], float]) -> None:
         self._run_dir, self._clock = run_dir, clock
@@ -202,6 +183,9 @@ class _ObjectSink:
         if self._unwritten and self._clock() >= self._next_write:
             self._next_write = self._clock() + REWRITE_S  # also after a failure: a sick store is not asked all the time
             self._rewrite()
+
+    def take_others(self) -> bytes:
+        return b""
 
     def close(self) -> None:
         if self._unwritten:

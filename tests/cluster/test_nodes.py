@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 from torch import nn
 
-from raytrain.cluster.draining import drain
 from raytrain.errors import ResourceError
 from raytrain.events.kinds import (
     CheckpointSaved,
-    GenerationFormed,
-    StateRestored,
     StepsDone,
     WaitingForWorkers,
     WorkerLeaving,
@@ -26,18 +22,11 @@ from raytrain.events.kinds import (
     WorkerLost,
     WorkerStarting,
 )
+from tests.cluster.nodes import Nodes, head_alone, later, nodes_of, play, restored
 from tests.cluster.script import Story, run, seen, then, trained
 from tests.support.tasks import Gated
 
 pytestmark = pytest.mark.timeout(150)
-QUICK_HEALTH = {
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
-
-
 SLACK_S = 2.0  # of a machine that does other things too
 
 
@@ -78,70 +67,16 @@ class Marked(Gated):
         mark.unlink()
 
 
-class Nodes:
-    """Worker nodes of one cluster, by the order in which they came."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.all = cluster, []
-
-    def add(self, num_cpus: float = 1) -> None:
-        self.all.append(self.cluster.add_node(num_cpus=num_cpus))
-
-    def kill(self, number: int) -> None:
-        self.cluster.remove_node(self.all[number], allow_graceful=False)
-
-    def drain(self, number: int, deadline_s: float = 30) -> None:
-        drain(self.cluster.address, self.all[number].node_id, deadline_s, "test")
-
-    def of_rank(self, story: Story, rank: int) -> int:
-        """The number of the node on which a rank trains."""
-        return self.of_pid(story.members[rank].pid)
-
-    def of_pid(self, pid: int) -> int:
-        """The number of the node whose raylet started a process."""
-        with open(f"/proc/{pid}/stat") as stat:
-            parent = int(stat.read().rpartition(")")[2].split()[1])
-        for number, node in enumerate(self.all):
-            if any(raylet.process.pid == parent for raylet in node.all_processes.get("raylet", [])):
-                return number
-        raise AssertionError(f"process {pid} is on none of the nodes")
-
-
 @pytest.fixture(scope="module")
 def head() -> Iterator[Cluster]:
-    ray.shutdown()
-    arguments = {"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK_HEALTH}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with head_alone() as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def nodes(head: Cluster) -> Iterator[Nodes]:
-    some = Nodes(head)
-    yield some
-    for node in list(head.worker_nodes):
-        head.remove_node(node, allow_graceful=False)
-
-
-def play(
-    tmp_path: Path, gate: Path, parts: list[Callable[[Story], bool]], **more: Any
-) -> tuple[list[Any], list[GenerationFormed], Story]:
-    """The events of a run, its generations, and the story."""
-    story = Story(gate, *parts)
-    _, events = run(tmp_path, story, gate, **{"cpus_per_worker": 1.0, **more})
-    return events, [event for event in events if isinstance(event, GenerationFormed)], story
-
-
-def restored(events: list[Any]) -> list[int]:
-    return [event.step for event in events if isinstance(event, StateRestored)]
-
-
-def later(seconds: float) -> Callable[[Story], bool]:
-    """Until so many seconds have passed since the part before."""
-    return lambda story: time.time() > story.times[-1] + seconds
+    with nodes_of(head) as some:
+        yield some
 
 
 def test_nodes_die_with_several_workers_with_rank_0_and_one_after_the_other(

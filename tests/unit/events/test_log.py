@@ -261,3 +261,49 @@ def test_r7_a_sick_store_is_tried_again_and_loses_nothing(store: CountingStore) 
     store.is_sick, now[0] = False, 10.0
     log.append([printed("b")])
     assert (log.failure, list(read(remote))) == (None, [printed("a"), printed("b")])
+
+
+def add_beside(run_dir: RunDir, *events: kinds.Event) -> None:
+    """As another process adds to the file: whole lines at once."""
+    with Path(run_dir.child("events.jsonl")).open("a") as file:
+        file.write("".join(json.dumps(kinds.to_json(event)) + "\n" for event in events))
+
+
+FAULT = kinds.FaultInjected(time=1.0, fault="kill", target="w1")
+
+
+def test_what_others_add_to_the_file_is_told_once_in_the_order_of_the_file(run_dir: RunDir) -> None:
+    log = EventLog(run_dir)
+    log.append([printed("a")])
+    add_beside(run_dir, FAULT)
+    assert log.since(0) == [printed("a"), FAULT]
+    assert log.since(2) == []
+    add_beside(run_dir, replace(FAULT, target="w2"), replace(FAULT, target="w3"))
+    log.append([printed("b")])
+    assert [getattr(event, "target", "") for event in log.since(2)] == ["w2", "w3", ""]
+    again = EventLog(run_dir)
+    assert (again.opened_at, again.since(2)) == (5, log.since(2)), "numbers are the same for who opens it anew"
+
+
+def test_a_line_of_others_is_told_when_it_is_whole_and_noise_never(run_dir: RunDir) -> None:
+    log = EventLog(run_dir)
+    path, line = Path(run_dir.child("events.jsonl")), json.dumps(kinds.to_json(FAULT)) + "\n"
+    for part, told in ((line[:20], []), (line[20:] + "noise\n", [FAULT])):
+        with path.open("a") as file:
+            file.write(part)
+        assert log.since(0) == told
+
+
+def test_others_that_are_quicker_than_a_write_are_told_first(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(run_dir)
+    size_bytes = log._sink._size_bytes  # type: ignore[attr-defined]
+
+    def look() -> int:
+        size: int = size_bytes()
+        add_beside(run_dir, FAULT)
+        monkeypatch.undo()
+        return size
+
+    monkeypatch.setattr(log._sink, "_size_bytes", look)
+    log.append([printed("a")])
+    assert log.since(0) == list(read(run_dir)) == [FAULT, printed("a")]
