@@ -16,7 +16,7 @@ from torch import nn
 import raytrain
 from raytrain.errors import DeadlyRowsError
 from raytrain.events.curve import curve
-from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, GenerationFormed, StateRestored, WorkerLost
+from raytrain.events.kinds import GenerationFormed, StateRestored, WorkerLost
 from raytrain.events.log import read
 from tests.cluster.script import Script, Story, actor_pid, run, seen, signal_rank, then, trained
 from tests.laws.compare import settings
@@ -78,8 +78,8 @@ def test_r6_parts_of_our_own_die_and_a_stopped_worker_is_replaced_within_30_s_wi
     assert restored(events) == [0], "nothing went back to a checkpoint"
 
 
-def test_r6_r7_what_is_slow_or_fails_is_waited_for_or_not_as_it_should_be(tmp_path: Path, gate: Path) -> None:
-    bed, checkpoints, aside = tmp_path / "bed", tmp_path / "run" / "checkpoints", tmp_path / "aside"
+def test_r6_what_is_slow_is_waited_for_what_is_stuck_is_not_and_the_log_may_stand_still(tmp_path: Path, gate: Path) -> None:
+    bed = tmp_path / "bed"
     bed.write_text("9")
     stopped: list[int] = []
 
@@ -87,26 +87,13 @@ def test_r6_r7_what_is_slow_or_fails_is_waited_for_or_not_as_it_should_be(tmp_pa
         stopped.append(actor_pid("EventSink"))
         os.kill(stopped[0], signal.SIGSTOP)
 
-    def break_the_store(_: Story) -> None:
-        checkpoints.rename(aside)
-        checkpoints.write_text("a file where a directory should be")
-
-    def mend_the_store(_: Story) -> None:
-        checkpoints.unlink()
-        aside.rename(checkpoints)
-
-    saved_again = lambda story: story.of(CheckpointSaved)[-1].time > story.times[-1]  # noqa: E731
     story = Story(
         gate,
         trained(2, steps=3),
         then(stop_the_log),
         lambda story: time.time() > story.times[-1] + 5,
         then(lambda _: os.kill(stopped[0], signal.SIGCONT)),
-        trained(2, steps=30),
-        then(break_the_store),
-        seen(CheckpointFailed),
-        then(mend_the_store),
-        saved_again,
+        trained(2, steps=20),
         then(lambda _: bed.write_text("1000")),
         seen(WorkerLost),
         trained(2),
