@@ -87,3 +87,5 @@ class Signals:
     """All are to leave: save the state first."""
     stop: bool = False
     """Save, and end the run."""
+    leave: bool = False
+    """Some are to leave, and time is short: what takes longer than a step is broken off."""

@@ -144,7 +144,7 @@ class Rendezvous:
         """What the members should do after their step."""
         must_save = bool(self.living) and self.living <= self.leaving
         gather = bool(self.leaving) or self.should_let_in(now)
-        return Signals(gather=gather, save=must_save, stop=self.stop_asked)
+        return Signals(gather=gather, save=must_save, stop=self.stop_asked, leave=bool(self.leaving))
 
     def should_let_in(self, now: float) -> bool:
         """Whether the members should come to the door after their step, since newcomers wait."""

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from raytrain.checkpoint.saver import Saver
 from raytrain.errors import CheckpointError, StorageError
 from raytrain.events.kinds import EvaluationDone
-from raytrain.rendezvous.state import NO_STATE
+from raytrain.rendezvous.state import NO_STATE, Signals
 from raytrain.rendezvous.vitals import SAVING, WAITING
 from raytrain.worker.digest import state_digest
-from raytrain.worker.evaluation import evaluate
+from raytrain.worker.evaluation import BrokenOff, evaluate
 from raytrain.worker.group import Group
 from raytrain.worker.state import Boundary, TrainState
 from raytrain.worker.surroundings import Surroundings
 
+QUIET = Signals()
 PATIENCE_S = 30.0
 """For a storage that does not take the last checkpoint of a run, or of a group whose nodes go away."""
 
@@ -41,12 +45,26 @@ def is_better(score: float | None, than: float | None, best: str) -> bool:
 class BoundaryDuties:
     """The duties of one generation."""
 
-    def __init__(self, around: Surroundings, group: Group, held: range, saver: Saver) -> None:
-        self._around, self._group, self._held, self._saver = around, group, held, saver
+    def __init__(
+        self,
+        around: Surroundings,
+        group: Group,
+        held: range,
+        saver: Saver,
+        heard: Callable[[], Signals] = Signals,
+    ) -> None:
+        self._around, self._group, self._held, self._saver, self._heard = around, group, held, saver, heard
         self._digested = NO_STATE
 
-    def at_boundary(self, state: TrainState, is_last: bool = False) -> None:
-        """Evaluates, digests and saves what is due and not done yet; `is_last` makes a checkpoint due."""
+    def at_boundary(self, state: TrainState, told: Signals = QUIET) -> Signals:
+        """Evaluates, digests and saves what is due and not done yet; a stop, or all leaving, makes a checkpoint due.
+
+        Args:
+            told: what all ranks have agreed on with the step.
+
+        Returns:
+            what they agree on now: an evaluation that was broken off says more.
+        """
         config, per_epoch, num_steps = self._around.config, self._around.plan.steps_per_epoch, self._around.num_steps
         names = [name for name in self._around.sources if name != "train"]
         if (
@@ -54,12 +72,14 @@ class BoundaryDuties:
             and is_due(state.step, config.eval_every or per_epoch, num_steps)
             and state.boundary.evaluated != state.step
         ):
-            self._evaluate(state, names)
+            told = self._evaluate_unless_called(state, names, told)
         if config.digest_every and is_due(state.step, config.digest_every, num_steps):
             self._digest(state)
         is_best = state.boundary.best_step == state.step  # also if an earlier leader found it and did not live to save it
+        is_last = told.stop or told.save
         if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
             self._save(state)
+        return told
 
     def finish(self, state: TrainState, patience_s: float = PATIENCE_S) -> None:
         """Keeps the ranks together until the checkpoint is on storage, so that a peer can save it if the leader dies.
@@ -87,11 +107,25 @@ class BoundaryDuties:
             return True
         return not self._saver.idle
 
+    def _evaluate_unless_called(self, state: TrainState, names: list[str], told: Signals) -> Signals:
+        try:
+            self._evaluate(state, names)
+        except BrokenOff as call:
+            more = call.signals
+            return Signals(told.gather or more.gather, told.save or more.save, told.stop or more.stop)
+        return told
+
+    def _heard_now(self, state: TrainState) -> Signals:
+        """A stop does not break off the last evaluation: with the last step saved, the run would count as complete."""
+        heard = self._heard()
+        return replace(heard, stop=False) if state.step == self._around.num_steps else heard
+
     def _evaluate(self, state: TrainState, names: list[str]) -> None:
         started, config = time.monotonic(), self._around.config
         metrics: dict[str, float] = {}
         for name in names:
-            metrics.update(evaluate(self._around, state.model, self._group, name, self._held))
+            heard = partial(self._heard_now, state)
+            metrics.update(evaluate(self._around, state.model, self._group, name, self._held, heard))
         before = state.boundary
         score = metrics.get(config.best.partition(":")[2])
         is_best = is_better(score, before.best_score, config.best)
@@ -109,7 +143,7 @@ class BoundaryDuties:
         saver = self._saver
         if not self._group.leads or saver.newest_step == state.step:
             return
-        if saver.newest_step is None and self._is_saved(state.step):
+        if saver.newest_step is None and self._is_saved(state):
             return
         self._around.pulse.mark(SAVING)
         if self._around.config.digest_every == 0:
@@ -120,12 +154,17 @@ class BoundaryDuties:
         metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
         self._saver.save(state.snapshot(), metrics, self._around.run_facts)
 
-    def _is_saved(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step; no if the store cannot be read, since saving it twice does no harm."""
+    def _is_saved(self, state: TrainState) -> bool:
+        """Whether there is a checkpoint of this step, with metrics if they are known by now.
+
+        No if the store cannot be read, since saving twice does no harm.
+        """
+        has_metrics = state.boundary.evaluated == state.step
         try:
-            return any(checkpoint.step == step for checkpoint in self._around.store.list())
+            of_this_step = [found for found in self._around.store.list() if found.step == state.step]
         except StorageError:
             return False
+        return any(found.manifest.metrics or not has_metrics for found in of_this_step)
 
     def _digest(self, state: TrainState) -> None:
         """Tells the digest of the state; a new generation tells it again, after the state was handed over."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 import torch
 
 from raytrain.data.batch import MicroBatch
+from raytrain.errors import RaytrainError
+from raytrain.rendezvous.generation import Signals
 from raytrain.rendezvous.vitals import READING, WAITING
 from raytrain.task import Loss
 from raytrain.worker.group import Group
 from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
 from raytrain.worker.surroundings import Surroundings
 
-KEEP_TOGETHER_STEPS = 16
-"""The ranks wait for each other so often, so that a slow one is not taken for lost, and a lost one is noticed."""
+KEEP_TOGETHER_STEPS = 4
+"""The ranks wait for each other so often: a slow one is not taken for lost, a lost one is noticed, all hear of signals."""
 
 IN_EVALUATION = "in an evaluation"
 
@@ -24,11 +26,32 @@ Sums = dict[str, tuple[float, float]]
 """(sum, weight) by metric."""
 
 
-def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: str, held: range) -> dict[str, float]:
+class BrokenOff(RaytrainError):
+    """An evaluation that all ranks have broken off, since somebody leaves or the run is to stop; it is done anew later."""
+
+    def __init__(self, signals: Signals) -> None:
+        super().__init__("an evaluation was broken off")
+        self.signals = signals
+
+
+def evaluate(
+    around: Surroundings,
+    model: torch.nn.Module,
+    group: Group,
+    name: str,
+    held: range,
+    heard: Callable[[], Signals] = Signals,
+) -> dict[str, float]:
     """The metrics of one source, "<name>/loss" and "<name>/<metric>".
 
     The sums of each logical worker are added up in the order of logical workers, so the values do not depend on how they
     are dealt out, not even in the last bit.
+
+    Args:
+        heard: what this rank has heard by now; it breaks the evaluation off where time is short.
+
+    Raises:
+        BrokenOff: on all ranks.
     """
     num_steps = around.plans[name].steps_per_epoch
     mine: dict[int, Sums] = defaultdict(dict)
@@ -37,7 +60,7 @@ def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: s
         for step in range(num_steps):
             if step % KEEP_TOGETHER_STEPS == 0:
                 around.pulse.mark(WAITING)
-                group.sum(torch.zeros(1, device=group.device))
+                _go_on_unless_called(group, heard())
             around.pulse.mark(READING)
             with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
                 shares = feed.step(step)
@@ -54,6 +77,13 @@ def evaluate(around: Surroundings, model: torch.nn.Module, group: Group, name: s
     for logical in sorted(everyone):
         _add(total, everyone[logical])
     return {f"{name}/{key}": value / weight if weight else 0.0 for key, (value, weight) in total.items()}
+
+
+def _go_on_unless_called(group: Group, heard: Signals) -> None:
+    calls = group.sum(torch.tensor([heard.save, heard.stop, heard.leave], dtype=torch.float64, device=group.device))
+    save, stop, leave = (value > 0 for value in calls.tolist())
+    if stop or leave:
+        raise BrokenOff(Signals(gather=leave, save=save, stop=stop, leave=leave))
 
 
 def _sums_of(around: Surroundings, model: torch.nn.Module, micro: MicroBatch) -> Sums:

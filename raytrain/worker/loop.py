@@ -109,27 +109,27 @@ class Loop:
         synchronise(state, group)
         around.telemetry.learn(group.share(around.telemetry.untold() if group.leads else None))
         held = held_by(group.rank, group.size, around.plan.num_logical)
-        duties = BoundaryDuties(around, group, held, self._saver)
         with ExitStack() as stack:
             feed = stack.enter_context(closing(around.feed("train", held, state.step, around.num_steps)))
             bell = stack.enter_context(closing(Bell(around.rendezvous, group.generation.number))) if group.leads else None
             stepper = stack.enter_context(closing(Stepper(around.task, around.config, state, group, around.pulse)))
             if group.leads:
                 self._tell_generation(group.generation, state.step)
-            duties.at_boundary(state)
-            while state.step < around.num_steps:
-                told = self._step(state, group, stepper, feed, bell.signals if bell else Signals())
-                duties.at_boundary(state, is_last=told.stop or told.save)
-                if told.stop:  # by a signal, which leaves no time to wait for storage
-                    duties.finish(state, patience_s=0.0)
-                    return True
-                if told.save:
-                    duties.finish(state)
-                    self._is_saved = True
-                if told.gather:
-                    return False
-            duties.finish(state)
-        return True
+
+            def heard() -> Signals:
+                return bell.signals if bell else Signals()
+
+            duties = BoundaryDuties(around, group, held, self._saver, heard)
+            told = duties.at_boundary(state)
+            while state.step < around.num_steps and not (told.stop or told.gather):
+                told = duties.at_boundary(state, self._step(state, group, stepper, feed, heard()))
+            if told.stop:  # by a signal, which leaves no time to wait for storage
+                duties.finish(state, patience_s=0.0)
+                return True
+            if told.save or not told.gather:
+                duties.finish(state)
+                self._is_saved = True
+            return not told.gather
 
     def _step(self, state: TrainState, group: Group, stepper: Stepper, feed: Feed, signals: Signals) -> Signals:
         """One step, redone elsewhere if it fails, recorded if it does not; returns what all ranks agreed on."""

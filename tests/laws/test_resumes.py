@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
+from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.events.kinds import StateRestored
+from raytrain.events.kinds import EvaluationDone, StateRestored
 from raytrain.events.log import read
 from raytrain.report.audit import audit
 from tests.laws.compare import assert_same, by_hand, settings
 from tests.support.local import Kill, LocalRun, Plot
-from tests.support.tasks import TASKS
+from tests.support.tasks import TASKS, WithDropout
 
 
 def frequent(config: RunConfig) -> RunConfig:
@@ -52,3 +57,41 @@ def test_a_leader_that_dies_before_its_last_checkpoint_is_on_storage_leaves_it_t
     run = LocalRun(TASKS["dropout"], settings(), tmp_path, plot)
     steps = run.run()
     assert_same(run.run_dir, steps, by_hand("dropout", settings()))
+
+
+class SlowToJudge(WithDropout):
+    """Its evaluations take a while, and say in a file when they have begun."""
+
+    begun: str = ""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        if self.begun:
+            Path(self.begun).touch()
+            time.sleep(0.2)
+        return super().metrics(model, batch)
+
+
+@pytest.mark.timeout(120)
+def test_r16_a_stop_in_an_evaluation_saves_the_step_and_the_evaluation_is_done_when_the_run_goes_on(tmp_path: Path) -> None:
+    config, begun = settings(global_batch=4, epochs=2, checkpoint_every=1000), tmp_path / "begun"
+    first = LocalRun(SlowToJudge(begun=str(begun)), config, tmp_path, Plot(2))
+
+    def stop() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        first.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    first.run()
+    stopper.join()
+    assert [event for event in read(first.run_dir) if isinstance(event, EvaluationDone)] == [], "it was broken off"
+    newest = CheckpointStore(first.run_dir).newest_verified()
+    assert newest is not None
+    assert newest.step == 51, "the end of the first epoch, where the evaluation was due"
+
+    second = LocalRun(SlowToJudge(), config, tmp_path, Plot(1))
+    steps = second.run()
+    evaluated = [event.step for event in read(second.run_dir) if isinstance(event, EvaluationDone)]
+    assert evaluated == [51, 102]
+    assert_same(second.run_dir, steps, by_hand("dropout", settings(global_batch=4, epochs=2)))

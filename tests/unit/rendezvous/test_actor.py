@@ -241,7 +241,7 @@ def test_p2_a_worker_that_is_to_leave_is_let_go_and_the_others_form_again() -> N
         return signals, answers, waits
 
     signals, (gone, stays), waits = run(story())
-    assert signals == Signals(gather=True)
+    assert signals == Signals(gather=True, leave=True)
     assert gone is None
     assert (members(stays), stays.cause) == (["w1"], "drain")
     assert waits == [True, True, False], "one that has left may still be closing; one that never came may go"
@@ -258,7 +258,7 @@ def test_p2_the_last_one_leaves_when_its_state_is_saved() -> None:
         return signals, unsaved, await rendezvous.enter(saved, handle)
 
     signals, unsaved, saved = run(story())
-    assert signals == Signals(gather=True, save=True)
+    assert signals == Signals(gather=True, save=True, leave=True)
     assert members(unsaved) == ["w0"]
     assert saved is None
 

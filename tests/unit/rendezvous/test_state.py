@@ -169,7 +169,7 @@ def test_p2_members_that_are_to_leave_are_called_to_the_door_and_go_when_the_oth
     formed(rendezvous, at("w0"), at("w1"))
     assert rendezvous.signals(0.0) == Signals()
     assert rendezvous.leave("w0")
-    assert rendezvous.signals(0.0) == Signals(gather=True)
+    assert rendezvous.signals(0.0) == Signals(gather=True, leave=True)
     rendezvous.enter(at("w0", 5), 0.0)
     assert rendezvous.dismiss() == set(), "w1 may have to do this step again, with it"
     rendezvous.enter(at("w1", 5), 0.0)
@@ -198,7 +198,7 @@ def test_p2_where_all_are_to_leave_they_save_first() -> None:
     formed(rendezvous, at("w0"), at("w1"))
     rendezvous.leave("w0")
     rendezvous.leave("w1")
-    assert rendezvous.signals(0.0) == Signals(gather=True, save=True)
+    assert rendezvous.signals(0.0) == Signals(gather=True, save=True, leave=True)
     rendezvous.enter(at("w0", 5), 0.0)
     rendezvous.enter(at("w1", 5), 0.0)
     assert rendezvous.dismiss() == set(), "nobody else has their state"

@@ -13,11 +13,15 @@ from torch import nn
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError, StorageError
 from raytrain.events.kinds import EvaluationDone, StateDigest
+from raytrain.rendezvous.generation import Signals
 from raytrain.rendezvous.vitals import SAVING, WAITING
 from raytrain.worker import boundary as module
 from raytrain.worker.boundary import BoundaryDuties, is_better, is_due
+from raytrain.worker.evaluation import BrokenOff
 from raytrain.worker.state import TrainState
 from tests.unit.worker.marks import Marks
+
+STOP = Signals(stop=True)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +67,10 @@ class Saver:
 class Store:
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.metrics = {"valid/loss": 0.5}
 
     def list(self) -> list[Any]:
-        return [SimpleNamespace(step=step) for step in self.steps]
+        return [SimpleNamespace(step=step, manifest=SimpleNamespace(metrics=self.metrics)) for step in self.steps]
 
 
 class State(TrainState):
@@ -90,8 +95,12 @@ class Scene:
         )
         self.num_evaluations = 0
 
-        def evaluate(around: Any, model: Any, group: Any, name: str, held: Any) -> dict[str, float]:
+        self.heard = Signals()
+
+        def evaluate(around: Any, model: Any, group: Any, name: str, held: Any, heard: Any) -> dict[str, float]:
             self.num_evaluations += 1
+            if heard().stop or heard().leave:
+                raise BrokenOff(heard())
             return {"valid/loss": scores[self.state.step]}
 
         monkeypatch.setattr(module, "evaluate", evaluate)
@@ -100,15 +109,15 @@ class Scene:
 
     def duties(self, saver: Saver, leads: bool = True) -> BoundaryDuties:
         group: Any = SimpleNamespace(leads=leads, device=torch.device("cpu"), sum=lambda vector: vector)
-        return BoundaryDuties(self.around, group, range(1), saver)  # type: ignore[arg-type]
+        return BoundaryDuties(self.around, group, range(1), saver, lambda: self.heard)  # type: ignore[arg-type]
 
     @property
     def digested(self) -> list[int]:
         return [event.step for event in self.told if isinstance(event, StateDigest)]
 
-    def at(self, step: int, duties: BoundaryDuties, **more: Any) -> None:
+    def at(self, step: int, duties: BoundaryDuties, **more: Any) -> Signals:
         self.state.step = step
-        duties.at_boundary(self.state, **more)
+        return duties.at_boundary(self.state, **more)
 
 
 def test_r8_checkpoints_are_saved_when_due_and_when_the_score_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +176,7 @@ def test_r7_a_new_leader_that_cannot_read_the_store_trains_on_and_saves(monkeypa
 
 def test_a_stop_makes_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, saver = Scene(monkeypatch, {}), Saver()
-    scene.at(7, scene.duties(saver), is_last=True)
+    scene.at(7, scene.duties(saver), told=STOP)
     assert saver.saved == [(7, {})]
 
 
@@ -190,15 +199,39 @@ def test_r7_a_last_checkpoint_that_failed_is_saved_once_the_storage_is_back(monk
 
     scene, saver = Scene(monkeypatch, {}), Back()
     duties = scene.duties(saver)
-    scene.at(7, duties, is_last=True)
+    scene.at(7, duties, told=STOP)
     duties.finish(scene.state)
     assert [step for step, _ in saver.saved] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("heard", [STOP, Signals(gather=True, save=True, leave=True), Signals(gather=True, leave=True)])
+def test_r16_an_evaluation_is_broken_off_where_time_is_short_and_done_anew_later(
+    monkeypatch: pytest.MonkeyPatch, heard: Signals
+) -> None:
+    scene, saver = Scene(monkeypatch, {5: 0.9}), Saver()
+    scene.heard = heard
+    told = scene.at(5, scene.duties(saver))
+    assert told == Signals(gather=heard.gather, save=heard.save, stop=heard.stop)
+    assert saver.saved == ([(5, {})] if heard.stop or heard.save else [])
+    assert scene.state.boundary.evaluated != 5
+
+    scene.heard, again = Signals(), Saver()
+    scene.store.steps, scene.store.metrics = [step for step, _ in saver.saved], {}
+    assert scene.at(5, scene.duties(again)) == Signals()
+    assert again.saved == [(5, {"valid/loss": 0.9})], "it is the best one, and now its metrics are known"
+
+
+def test_r16_newcomers_and_a_stop_at_the_very_end_wait_for_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, {5: 0.9, 100: 0.8})
+    for step, scene.heard in ((5, Signals(gather=True)), (100, STOP)):
+        assert scene.at(step, scene.duties(Saver())) == Signals()
+        assert scene.state.boundary.evaluated == step
 
 
 def test_r6_saving_may_be_slow_and_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, saver = Scene(monkeypatch, {}), Saver()
     duties = scene.duties(saver)
-    scene.at(7, duties, is_last=True)
+    scene.at(7, duties, told=STOP)
     duties.finish(scene.state)
     assert scene.pulse.places == [SAVING, WAITING]
 
@@ -226,7 +259,7 @@ def test_digests_go_with_the_checkpoints_that_are_really_handed_over(monkeypatch
     duties = scene.duties(saver)
     for step in (0, 5, 10, 15, 50, 50):
         scene.at(step, duties)
-    scene.at(57, duties, is_last=True)
+    scene.at(57, duties, told=STOP)
     assert scene.digested == [step for step, _ in saver.saved] == [10, 50, 57]
 
 

@@ -16,8 +16,9 @@ from raytrain.config import RunConfig
 from raytrain.errors import TaskError
 from raytrain.launch.work import schedule
 from raytrain.plan.layout import held_by
+from raytrain.rendezvous.generation import Signals
 from raytrain.rendezvous.vitals import READING, WAITING
-from raytrain.worker.evaluation import IN_EVALUATION, evaluate
+from raytrain.worker.evaluation import IN_EVALUATION, BrokenOff, evaluate
 from raytrain.worker.surroundings import Surroundings
 from tests.support.tasks import NUM_VALID, Regression, WithDropout, WithTokenWeights
 from tests.unit.worker.marks import Marks
@@ -215,3 +216,24 @@ def test_r6_it_is_marked_whether_it_reads_computes_or_waits_for_others() -> None
     assert places[:3] == [WAITING, READING, IN_EVALUATION]
     assert places[-1] == WAITING
     assert places.count(READING) == places.count(IN_EVALUATION)
+
+
+@pytest.mark.parametrize("heard", [Signals(stop=True), Signals(gather=True, save=True, leave=True)])
+def test_r16_what_one_rank_hears_breaks_the_evaluation_off_on_all(heard: Signals) -> None:
+    class Others(Ranks):
+        """One of the others hears it after a while."""
+
+        num_sums = 0
+
+        def sum(self, vector: torch.Tensor) -> torch.Tensor:
+            self.num_sums += 1
+            theirs = torch.tensor([heard.save, heard.stop, heard.leave], dtype=torch.float64)
+            return vector + theirs if self.num_sums == 2 else vector
+
+    task, others = Regression(), Others()
+    around, group = surroundings(task, global_batch=4), others
+    with pytest.raises(BrokenOff) as broken:
+        evaluate(around, model_of(task), group, "valid", range(NUM_LOGICAL))  # type: ignore[arg-type]
+    assert broken.value.signals == heard
+    assert others.num_sums == 2
+    assert not others.values, "nothing is gathered"
