@@ -174,6 +174,17 @@ def test_gradients_of_other_types_keep_their_type(ranks: Ranks, dtype: torch.dty
     assert gradient.item() == pytest.approx(-0.025, rel=1e-2)
 
 
+def test_parameters_without_elements_and_of_several_types_are_summed_like_any_others(ranks: Ranks) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(0, 3)), torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    one = ExactSum(parameters, 1, [10, 10])
+    one.begin()
+    for parameter in one._parameters:
+        parameter.grad = torch.ones_like(parameter)
+    one.collect()
+    assert one.reduce()
+    assert [parameter.grad.shape for parameter in one._parameters if parameter.grad is not None] == [(0, 3), (2,)]
+
+
 def test_a_sum_in_several_pieces_is_the_same(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     def result() -> torch.Tensor:
         torch.manual_seed(3)
