@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raytrain.errors import ConfigError, StorageError
+from raytrain.errors import ConfigError
 from raytrain.events import kinds
 from raytrain.events.curve import StepRecord, curve
 from raytrain.events.log import read
 from raytrain.events.rows import unpack
 from raytrain.events.words import count_of
 from raytrain.plan.order import Plan
-from raytrain.rundir import RUN, RunDir
+from raytrain.report.facts import facts_of, not_as_written
+from raytrain.rundir import RunDir
 
 SHOWN_DIFFERENCES = 10
 
@@ -109,17 +110,8 @@ def audit(run_dir: RunDir) -> AuditReport:
 
 
 def _plan_of(run_dir: RunDir) -> Plan:
+    values = facts_of(run_dir)["plan"]
     try:
-        settings = run_dir.read_json(RUN)
-    except (FileNotFoundError, NotADirectoryError):
-        rule, fix = f"a run's directory holds {RUN}", "give the directory of a run: its storage, then its name"
-        raise StorageError(run_dir.path, f"no {RUN}", rule, fix) from None
-    except ValueError as error:
-        raise _unreadable(run_dir, f"not JSON: {error}") from None
-    except OSError as error:
-        raise _unreadable(run_dir, str(error)) from None
-    try:
-        values = settings["plan"]
         chunks = values["chunk_rows"]
         return Plan(
             num_rows=int(values["num_rows"]),
@@ -131,14 +123,9 @@ def _plan_of(run_dir: RunDir) -> Plan:
             drop_last=bool(values["drop_last"]),
         )
     except KeyError as error:
-        raise _unreadable(run_dir, f"no {error.args[0]}") from None
+        raise not_as_written(run_dir, f"no {error.args[0]}") from None
     except (TypeError, ValueError) as error:
-        raise _unreadable(run_dir, str(error)) from None
-
-
-def _unreadable(run_dir: RunDir, found: str) -> StorageError:
-    rule = "holds the plan that the run was started with"
-    return StorageError(run_dir.child(RUN), found, rule, "bring back the file that the run wrote, or run again")
+        raise not_as_written(run_dir, str(error)) from None
 
 
 def _differences(plan: Plan, steps: dict[int, StepRecord]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from raytrain.errors import StorageError
 from raytrain.events.curve import curve
 from raytrain.events.kinds import ConditionsTold, Event, StateDigest, StateRestored
 from raytrain.events.log import read
-from raytrain.rundir import EVENTS, RUN, RunDir
+from raytrain.report.facts import facts_of
+from raytrain.rundir import EVENTS, RunDir
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ def outcome_of(run_dir: RunDir) -> Outcome:
     Raises:
         StorageError: there is no run, or it cannot be read.
     """
-    facts = _facts(run_dir)
+    facts = facts_of(run_dir)
     try:
         events = list(read(run_dir))
     except OSError as error:
-        raise _unreadable(run_dir.child(EVENTS), str(error)) from None
+        rule, fix = "holds what the run wrote", "mend what is named above"
+        raise StorageError(run_dir.child(EVENTS), str(error), rule, fix) from None
     return Outcome(
         run_dir.path,
         facts,
@@ -79,22 +81,3 @@ def conditions(events: Iterable[Event]) -> dict[str, str]:
     told = [event for event in events if isinstance(event, ConditionsTold)]
     found = {name: sorted({str(getattr(event, name)) for event in told}) for name in ("device", "torch", "threads")}
     return {name: " / ".join(values) for name, values in found.items() if values}
-
-
-def _facts(run_dir: RunDir) -> dict[str, Any]:
-    try:
-        facts = run_dir.read_json(RUN)
-    except (FileNotFoundError, NotADirectoryError):
-        rule, fix = f"a run's directory holds {RUN}", "give the directory of a run: its storage, then its name"
-        raise StorageError(run_dir.path, f"no {RUN}", rule, fix) from None
-    except ValueError as error:
-        raise _unreadable(run_dir.child(RUN), f"not JSON: {error}") from None
-    except OSError as error:
-        raise _unreadable(run_dir.child(RUN), str(error)) from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("plan"), dict):
-        raise _unreadable(run_dir.child(RUN), "no plan")
-    return facts
-
-
-def _unreadable(path: str, found: str) -> StorageError:
-    return StorageError(path, found, "holds what the run wrote", "bring back the file that the run wrote, or run again")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported in the worker only once its environment is set
     from raytrain.events.kinds import Event
     from raytrain.plan.order import Plan
     from raytrain.task import Task
+    from raytrain.worker.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
@@ -70,40 +71,14 @@ def run_worker(config: Mapping[str, Any]) -> None:
 
     import torch
 
-    from raytrain.checkpoint.store import CheckpointStore
     from raytrain.events.kinds import Printed
-    from raytrain.rendezvous.client import RayRendezvousClient
-    from raytrain.rundir import RunDir
     from raytrain.worker.loop import Loop
     from raytrain.worker.prints import told_as_events
-    from raytrain.worker.pulse import Pulse
     from raytrain.worker.state import StateDiffers
-    from raytrain.worker.surroundings import Surroundings
-    from raytrain.worker.telemetry import Telemetry
 
     torch.set_num_threads(work.config.threads_per_worker or max(1, int(work.config.cpus_per_worker)))
-    telemetry = Telemetry(_sender(connections.sink))
-    serial = connections.first_worker + ray.train.get_context().get_world_rank()
-    rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{serial}"
-    pulse = Pulse(rendezvous, name, work.config.heartbeat_timeout_s / BEATS_PER_LIMIT)
-    around = Surroundings(
-        task=work.task,
-        config=work.config,
-        sources=work.sources,
-        plans=work.plans,
-        num_steps=work.num_steps,
-        run_facts=work.run_facts,
-        rendezvous=rendezvous,
-        store=CheckpointStore(RunDir.at(work.storage, work.name)),
-        telemetry=telemetry,
-        pulse=pulse,
-        worker=name,
-        host=host,
-        node_id=ray.get_runtime_context().get_node_id(),
-        pid=os.getpid(),
-        device=torch.device("cuda", 0) if work.accelerator == "gpu" else torch.device("cpu"),
-    )
-    loop = Loop(around)
+    around = _surroundings(connections, work, host)
+    loop, telemetry = Loop(around), around.telemetry
     try:
         with told_as_events(lambda: loop.rank, telemetry.emit):
             loop.run()
@@ -112,8 +87,39 @@ def run_worker(config: Mapping[str, Any]) -> None:
         telemetry.close()
         os._exit(1)
     finally:
-        pulse.close()
+        around.pulse.close()
         telemetry.close()
+
+
+def _surroundings(connections: Connections, work: Work, host: str) -> Surroundings:
+    import torch
+
+    from raytrain.checkpoint.store import CheckpointStore
+    from raytrain.rendezvous.client import RayRendezvousClient
+    from raytrain.rundir import RunDir
+    from raytrain.worker.pulse import Pulse
+    from raytrain.worker.surroundings import Surroundings
+    from raytrain.worker.telemetry import Telemetry
+
+    serial = connections.first_worker + ray.train.get_context().get_world_rank()
+    rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{serial}"
+    return Surroundings(
+        task=work.task,
+        config=work.config,
+        sources=work.sources,
+        plans=work.plans,
+        num_steps=work.num_steps,
+        run_facts=work.run_facts,
+        rendezvous=rendezvous,
+        store=CheckpointStore(RunDir.at(work.storage, work.name)),
+        telemetry=Telemetry(_sender(connections.sink)),
+        pulse=Pulse(rendezvous, name, work.config.heartbeat_timeout_s / BEATS_PER_LIMIT),
+        worker=name,
+        host=host,
+        node_id=ray.get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+        device=torch.device("cuda", 0) if work.accelerator == "gpu" else torch.device("cpu"),
+    )
 
 
 def network_variables(host: str) -> dict[str, str]:

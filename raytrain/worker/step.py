@@ -30,6 +30,9 @@ from raytrain.worker.state import TrainState
 IN_BACKWARD, IN_OPTIMIZER = "in a backward pass", "in the optimizer"
 """Places of the training thread, besides those of `rendezvous.vitals`."""
 
+MOST_TRIES = 3
+"""Passes of one step: exact sums need a second try where gradients have grown much, and never a third one."""
+
 Shares = Mapping[int, Sequence[MicroBatch]]
 """The micro-batches of each logical worker held here; none where a short step leaves it no rows."""
 
@@ -77,8 +80,14 @@ class Stepper:
         state = self._state
         state.model.train()
         state.optimizer.zero_grad()
-        is_reduced = False
-        while not is_reduced:
+        totals, buffers = self._reduced(shares, planned_rows, signals)
+        if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
+            torch.cuda.current_stream(self._group.device).synchronize()
+        return self._commit(totals, planned_rows, buffers)
+
+    def _reduced(self, shares: Shares, planned_rows: int, signals: Signals) -> tuple[list[float], list[torch.Tensor]]:
+        """The passes and their reduction, once more where the reducer asks for it; returns totals and buffers."""
+        for _ in range(MOST_TRIES):
             self._reducer.begin()
             self._buffers.begin()
             try:
@@ -87,9 +96,10 @@ class Stepper:
                 buffers = self._buffers.reduced(self._group)
             finally:
                 self._buffers.rewind()
-        if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
-            torch.cuda.current_stream(self._group.device).synchronize()
-        return self._commit(totals, planned_rows, buffers)
+            if is_reduced:
+                return totals, buffers
+        step = self._state.step
+        raise TaskError(f"loss at step {step} gives other gradients each time for the same rows and random numbers", "loss")
 
     def close(self) -> None:
         """Lets go of what would stand in the way of the end of the process group."""

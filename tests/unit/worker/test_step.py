@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -177,6 +178,22 @@ def test_r14_a_parameter_that_only_an_earlier_micro_batch_used_is_named_too(benc
 def test_r14_a_loss_that_goes_around_the_model_is_refused_since_ranks_would_part(bench: Make) -> None:
     with pytest.raises(TaskError, match="loss did not call the model"):
         bench(ByMethod()).run()
+
+
+def test_r6_passes_that_never_fit_end_the_run_instead_of_going_round_for_ever(bench: Make) -> None:
+    class Growing(Slope):
+        """Gradients that are a thousand times larger in each pass."""
+
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            GROWTH.append(1000.0)
+            return super().loss(model, batch) * math.prod(GROWTH)
+
+    one = bench(Growing(), exactness="bitwise")
+    with pytest.raises(TaskError, match="other gradients each time"):
+        one.run()
+
+
+GROWTH: list[float] = []
 
 
 def test_the_models_own_attributes_can_be_used(bench: Make) -> None:
