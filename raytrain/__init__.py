@@ -16,19 +16,27 @@ if TYPE_CHECKING:
     from raytrain.data import parquet as parquet
     from raytrain.launch.result import Result as Result
     from raytrain.launch.trainer import Trainer as Trainer
+    from raytrain.sweep_config import SweepConfig as SweepConfig
     from raytrain.task import Loss as Loss
     from raytrain.task import Task as Task
+    from raytrain.tune.outcome import SweepResult as SweepResult
+    from raytrain.tune.sweep import Sweep as Sweep
+    from raytrain.tune.trainable import trainable as trainable
 
 _HOMES = {
     "Loss": "raytrain.task",
     "Result": "raytrain.launch.result",
     "RunConfig": "raytrain.config",
+    "Sweep": "raytrain.tune.sweep",
+    "SweepConfig": "raytrain.sweep_config",
+    "SweepResult": "raytrain.tune.outcome",
     "Task": "raytrain.task",
     "Trainer": "raytrain.launch.trainer",
     "arrays": "raytrain.data",
     "dataset": "raytrain.data",
     "main": "raytrain.cli.job",
     "parquet": "raytrain.data",
+    "trainable": "raytrain.tune.trainable",
 }
 
 __all__ = list(_HOMES)

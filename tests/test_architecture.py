@@ -18,7 +18,7 @@ import raytrain
 PACKAGE = Path(raytrain.__file__).parent
 FLOORS = {
     **dict.fromkeys(["errors", "units"], 0),
-    **dict.fromkeys(["config", "task", "rundir"], 1),
+    **dict.fromkeys(["config", "sweep_config", "task", "rundir"], 1),
     **dict.fromkeys(["plan", "events"], 2),
     **dict.fromkeys(["rendezvous"], 3),
     **dict.fromkeys(["data", "checkpoint"], 4),
@@ -27,7 +27,7 @@ FLOORS = {
     **dict.fromkeys(["tune"], 7),
     **dict.fromkeys(["cli"], 8),
 }
-NEIGHBOURS = {("task", "config")}
+NEIGHBOURS = {("task", "config"), ("sweep_config", "config")}
 """Files on one floor where one may import the other."""
 
 BROAD_EXCEPTS = {"worker/hooks.py": 1, "worker/telemetry.py": 1}
@@ -126,6 +126,7 @@ def loaded_by(statement: str) -> list[str]:
         "import raytrain.console.viewer, raytrain.console.demo",
         "import raytrain.report.audit",
         "import raytrain.launch.stopping",
+        "import raytrain.tune.space",
     ],
 )
 def test_what_must_be_quick_loads_neither_torch_nor_ray(statement: str) -> None:

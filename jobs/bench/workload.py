@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,14 @@ LEARNING_RATE, MOMENTUM = 0.02, 0.9
 CHECKPOINT_EVERY = 10
 WIDTH = 768
 
+TRIALS = (0.006, 0.04, 0.002, 0.015, 0.12, 0.001, 0.03, 0.01, 0.08, 0.004, 0.25, 0.02)
+"""Learning rates of a sweep's trials, in the order in which they are tried."""
+TRIAL_EPOCHS, TRIAL_BATCH, TRIAL_LOGICAL, VALID_ROWS = 9, 256, 4, 1024
+REDUCTION = 3
+"""After 1, 3 and 9 epochs, only one trial in so many goes on."""
+WORKER_CPUS = 0.5
+WAIT_PER_ROW_S = 0.0011
+
 
 @dataclass(frozen=True)
 class StepLine:
@@ -30,6 +39,10 @@ class StepLine:
     finished: float
     rank: int
     pid: int
+
+
+Lines = dict[str, list[StepLine]]
+"""The lines of each trial of a sweep, in the order of time."""
 
 
 def make_columns():
@@ -49,10 +62,32 @@ def build_model(width: int = WIDTH, depth: int = 3):
     return nn.Sequential(*hidden, nn.Linear(width, CLASSES))
 
 
-def build_optimizer(model):
+def build_optimizer(model, learning_rate: float = LEARNING_RATE):
     import torch
 
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=MOMENTUM)
+
+
+def make_trial_columns():
+    """The columns to train on, and those to evaluate on."""
+    columns = make_columns()
+    parts = slice(None, -VALID_ROWS), slice(-VALID_ROWS, None)
+    return tuple({name: values[part] for name, values in columns.items()} for part in parts)
+
+
+def build_trial_model():
+    """17 thousand weights: its passes take next to no CPU."""
+    return build_model(width=64, depth=1)
+
+
+def wait_for_device(rows: int) -> None:
+    """Waits as long as a GPU would take for so many rows: workers on few cores do not slow each other down."""
+    time.sleep(rows * WAIT_PER_ROW_S)
+
+
+def trial_directory(directory: str | Path, learning_rate: float) -> Path:
+    """Where the clock of a trial writes."""
+    return Path(directory, f"{learning_rate:g}")
 
 
 def build_clock(optimizer, directory: str):
@@ -101,6 +136,45 @@ def longest_standstill(lines: list[StepLine]) -> float:
             height = line.step
             times.append(line.finished)
     return float(np.max(np.diff(times)))
+
+
+def trained_worker_s(lines: Lines) -> float:
+    """The sum over steps of workers x the median time of a step with so many workers."""
+    counts: dict[int, int] = defaultdict(int)
+    times = defaultdict(list)
+    for some in lines.values():
+        workers = defaultdict(set)
+        first = {}
+        for line in some:
+            workers[line.step].add(line.pid)
+            first.setdefault(line.step, line.finished)
+        for step, pids in workers.items():
+            counts[len(pids)] += 1
+            if workers.get(step - 1) == pids:
+                times[len(pids)].append(first[step] - first[step - 1])
+    every = median_of([num * median_of(some) for num, some in times.items()])
+    return sum(count * (num * median_of(times[num]) if times[num] else every) for num, count in counts.items())
+
+
+def handed_on(lines: Lines, stopped: list[str]) -> dict[str, list[float]]:
+    """Of each stopped trial, the seconds until somebody trained in the places of its workers."""
+    spans = defaultdict(list)
+    for trial, some in lines.items():
+        for line in some:
+            spans[trial, line.pid].append(line.finished)
+    last = {trial: some[-1].finished for trial, some in lines.items()}
+    begins = [(times[0], 1, trial) for (trial, _), times in spans.items()]
+    ends = [(times[-1], 0, trial) for (trial, _), times in spans.items()]
+    found: dict[str, list[float]] = {trial: [] for trial in stopped}
+    free: list[tuple[float, str]] = []
+    for moment, is_begin, trial in sorted(begins + ends):
+        if not is_begin:
+            free.append((moment, trial if last[trial] - moment < 1.0 else ""))
+        elif free:
+            since, before = free.pop(0)
+            if before in found:
+                found[before].append(moment - since)
+    return found
 
 
 def median_of(values: list[float]) -> float:

@@ -19,6 +19,9 @@ from raytrain.errors import CheckpointError
 FORMAT: Literal[1] = 1
 """Version of the layout of a checkpoint's directory; another one is not read, and never deleted."""
 
+CLONED_FROM = "cloned_from"
+"""Key in `Manifest.run` of a checkpoint that another run has saved, under other settings of the optimizer."""
+
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 
 _DIRECTORY = re.compile(r"step-(\d{9,})(?:-(\d+))?")

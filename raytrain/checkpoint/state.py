@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from raytrain.checkpoint.settings import advance, load_under_own_settings
 from raytrain.errors import CheckpointError, ResumeError
 
 MODEL = "model.safetensors"
@@ -95,8 +97,17 @@ def snapshot(
     return Snapshot(step, tensors, rest, time.monotonic() - start)
 
 
-def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
+def restore(
+    files: Mapping[str, bytes],
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    keeps_settings: bool = False,
+) -> Restored:
     """Loads `model.safetensors` and `state.pt` into live objects, on whatever device they are.
+
+    Args:
+        keeps_settings: learning rates and the like stay those of the live objects, see `settings`.
 
     Raises:
         CheckpointError: one of the two files is not there.
@@ -105,7 +116,7 @@ def restore(files: Mapping[str, bytes], model: nn.Module, optimizer: Optimizer, 
     for name in (MODEL, STATE):
         if name not in files:
             raise CheckpointError(f"{name} is missing: the checkpoint has only {', '.join(files) or 'no files'}")
-    return _load(safetensors.torch.load(files[MODEL]), _open(files[STATE]), model, optimizer, scheduler)
+    return _load(safetensors.torch.load(files[MODEL]), _open(files[STATE]), model, optimizer, scheduler, keeps_settings)
 
 
 def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
@@ -120,6 +131,7 @@ def _load(
     model: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
+    keeps_settings: bool = False,
 ) -> Restored:
     entries = {**tensors, **rest["model_extra"]}
     difference = _difference(model.state_dict(), entries)
@@ -130,11 +142,14 @@ def _load(
             saved = rest["kinds"][role]
             raise _differs(role, f"{kind or 'none'} here, {saved or 'none'} in the checkpoint", "it is of the same kind")
     try:
-        optimizer.load_state_dict(rest["optimizer"])
+        load = partial(load_under_own_settings, optimizer) if keeps_settings else optimizer.load_state_dict
+        load(rest["optimizer"])
     except ValueError as error:
         raise _differs("optimizer", str(error), "it has the parameter groups of the checkpoint's") from error
     model.load_state_dict(entries, strict=True)
-    if scheduler:
+    if scheduler and keeps_settings:
+        advance(scheduler, int(rest["step"]))
+    elif scheduler:
         scheduler.load_state_dict(rest["scheduler"])
     return Restored(int(rest["step"]), list(rest["exponents"]))
 

@@ -6,16 +6,24 @@ Everything below says the former; a command line says the latter when it shows a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from raytrain.config import RunConfig
+from raytrain.sweep_config import SweepConfig
 
-_SETTING = re.compile(r"(?<![\w.-])run\.([a-z][a-z0-9_]*)(?![\w(])")
+_SETTING = re.compile(r"(?<![\w.-])(?:sweep\.space\.(?:run\.)?\w+|(?:run|sweep)\.[a-z][a-z0-9_]*)(?![\w(])")
+_KNOWN = {*(f"run.{name}" for name in RunConfig.model_fields), *(f"sweep.{name}" for name in SweepConfig.model_fields)}
 
 
 def flag_of(name: str) -> str:
     """'run.global_batch' -> '--run.global-batch'."""
     return "--" + name.replace("_", "-")
+
+
+def is_given(name: str, argv: Sequence[str]) -> bool:
+    """Whether a setting's flag is among the arguments: `--run.steps 3`, `--run.steps=3`, `--no-run.audit`."""
+    flag = flag_of(name)
+    return not {flag, flag.replace("--", "--no-", 1)}.isdisjoint(word.partition("=")[0] for word in argv)
 
 
 def with_flags(text: str, fields: Iterable[str] = ()) -> str:
@@ -25,10 +33,10 @@ def with_flags(text: str, fields: Iterable[str] = ()) -> str:
         text: of an error.
         fields: names of the task's fields.
     """
-    known = set(RunConfig.model_fields)
 
     def flag(found: re.Match[str]) -> str:
-        return flag_of(found[0]) if found[1] in known else found[0]
+        is_setting = found[0] in _KNOWN or found[0].startswith("sweep.space.")
+        return flag_of(found[0]) if is_setting else found[0]
 
     first, newline, rest = text.partition("\n")
     if first in set(fields):

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from types import NoneType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from raytrain.cli.parser import Parser
 from raytrain.config import RunConfig
+from raytrain.sweep_config import SweepConfig
 from raytrain.task import Task
+from raytrain.tune.space import kinds_of
 
 SUBJECTS = {
     "name": "where the run is kept",
@@ -25,8 +26,13 @@ SUBJECTS = {
 }
 """Titles of the help's sections, each with the setting at which it begins."""
 
-EPILOG = """Exit code: 0 complete, 1 failed, 2 wrong settings or data, 130 or 143 stopped by
-Ctrl-C or SIGTERM."""
+SWEEP = "a sweep over many trials"
+SPACE = """What differs between trials, which makes the job a sweep; once for each NAME: a field (lr) or a setting
+(run.global-batch). TEXT is log:1e-3:1, uniform:0:1 or 0:1, q:0:1:0.1 (multiples of 0.1), choice:32,64, grid:32,64 (each of
+them in turn), or one value. Ranges of whole numbers include their upper end."""
+
+EPILOG = """Exit code: 0 complete, 1 failed (of a sweep: any trial), 2 wrong settings or
+data, 130 or 143 stopped by Ctrl-C or SIGTERM."""
 
 
 def arrange(parser: Parser, task: type[Task], defaults: RunConfig) -> None:
@@ -45,6 +51,11 @@ def arrange(parser: Parser, task: type[Task], defaults: RunConfig) -> None:
         title = SUBJECTS.get(name, title)
         _word(by_name[f"run.{name}"], field, getattr(defaults, name))
         parser.sections.setdefault(title, []).append(by_name[f"run.{name}"])
+    space = parser.add_argument("--sweep.space.NAME", metavar="TEXT", default=argparse.SUPPRESS, help=SPACE)
+    parser.sections[SWEEP] = [space]
+    for name, field in SweepConfig.model_fields.items():
+        _word(by_name[f"sweep.{name}"], field, field.get_default())
+        parser.sections[SWEEP].append(by_name[f"sweep.{name}"])
 
 
 def typed(value: Any) -> str:
@@ -65,9 +76,9 @@ def _word(action: argparse.Action, field: FieldInfo, default: Any) -> None:
 
 
 def _placeholder(field: FieldInfo) -> str:
-    """What stands for a value: 'N', 'X', 'TEXT' or 'MIN:MAX'; '' where the choices say more."""
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
-    if field.annotation == tuple[int, int]:
-        return "MIN:MAX"
-    names: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+    """What stands for a value: 'N', 'X', 'TEXT', 'MIN:MAX' or '{min,max}'; '' for what has no such name."""
+    kinds = kinds_of(field.annotation)
+    if get_origin(kinds[0]) is Literal:
+        return "{" + ",".join(str(choice) for choice in get_args(kinds[0]) if choice != "") + "}"
+    names: dict[Any, str] = {int: "N", float: "X", str: "TEXT", tuple[int, int]: "MIN:MAX"}
     return names.get(kinds[0], "") if len(kinds) == 1 else ""

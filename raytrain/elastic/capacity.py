@@ -6,7 +6,9 @@ demand that the autoscaler sees, and it respects what others use. So nothing her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 TELL_AFTER_S = 5.0
 
@@ -21,6 +23,30 @@ def num_to_ask_for(num_staying: int, num_asked: int, num_finished: int, max_work
         max_workers: the most that are wanted.
     """
     return 0 if num_finished else max(0, max_workers - num_staying - num_asked)
+
+
+class Placed(Protocol):
+    """Somebody who has a place."""
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether others can use the place once it is given back."""
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def surplus(staying: Sequence[P], coming: Sequence[P], num_finished: int, max_workers: int) -> list[P]:
+    """Who is to give its place back, since there are more than the run may have: first those that come, the newest first.
+
+    Args:
+        staying: workers that run and are not about to leave, oldest first.
+        coming: workers that were asked for and do not run yet, oldest first.
+        num_finished: workers that have finished the run; once there are some, nobody is sent away.
+        max_workers: the most that the run may have.
+    """
+    num_over = 0 if num_finished else max(0, len(staying) + len(coming) - max_workers)
+    return [one for one in (*reversed(coming), *reversed(staying)) if one.is_extra][:num_over]
 
 
 @dataclass

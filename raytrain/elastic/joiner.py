@@ -1,6 +1,6 @@
 """A worker on its way: from the request for its resources to a running training function, without blocking anybody.
 
-The controller looks at each joiner once per poll. A joiner owns its placement group until it is let go.
+The controller looks at each joiner once per poll. A joiner has its place until it is let go.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytrain.elastic.internals import RayTrainWorker, Worker, bundle_to_remote_args
+from raytrain.elastic.places import Place
 from raytrain.elastic.wiring import worker_name
 
 
@@ -30,22 +29,27 @@ class JoinFailed(Exception):
 
 
 class Joiner:
-    """Asks for the resources of one worker when it is made.
+    """A worker that comes.
 
     Args:
         serial: number of the worker in the run.
         resources: of the worker, {"CPU": 1.0}.
+        room: where it is to live.
         limit_s: what its process may take to start, once it has its place.
         clock: monotonic time in seconds.
     """
 
     def __init__(
-        self, serial: int, resources: dict[str, float], limit_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        serial: int,
+        resources: dict[str, float],
+        room: Place,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.serial, self._resources, self._limit_s, self._clock = serial, resources, limit_s, clock
+        self.serial, self._resources, self._room, self._limit_s, self._clock = serial, resources, room, limit_s, clock
         self.name = worker_name(serial)
         self._placed_at = 0.0
-        self.placement_group = placement_group([resources])
         self._actor: Any = None
         self._started: list[Any] = []
 
@@ -53,13 +57,17 @@ class Joiner:
     def is_placed(self) -> bool:
         return self._actor is not None
 
+    @property
+    def is_extra(self) -> bool:
+        """Whether somebody else can use its place once it is let go."""
+        return not self._room.is_reserved
+
     def place(self) -> bool:
-        """Whether the resources have just become ours; the process starts then."""
-        if self._actor is not None or placement_group_table(self.placement_group).get("state") != "CREATED":
-            return False  # `placement_group.wait(0)` would say so now and then of one that is there (Ray 2.60)
-        strategy = PlacementGroupSchedulingStrategy(self.placement_group, placement_group_bundle_index=0)
+        """Whether the room has just become ours; the process starts then."""
+        if self._actor is not None or not self._room.is_there:
+            return False
         remote = ray.remote(**bundle_to_remote_args(self._resources))(RayTrainWorker)
-        self._actor = remote.options(scheduling_strategy=strategy).remote()
+        self._actor = remote.options(scheduling_strategy=self._room.strategy).remote()
         self._placed_at = self._clock()
         return True
 
@@ -94,4 +102,4 @@ class Joiner:
         """Gives everything back."""
         if self._actor is not None:
             ray.kill(self._actor)
-        remove_placement_group(self.placement_group)
+        self._room.give_back()

@@ -61,6 +61,10 @@ class Liaison:
         self._unheard_losses[worker] = self._rendezvous.lose.remote(worker)
         self._requests.pop(worker, None)
 
+    def tell_withdrawal(self, worker: str) -> None:
+        """A worker that was to come does not."""
+        self._rendezvous.leave.remote(worker)
+
     def tell_end_of_patience(self) -> None:
         self._rendezvous.give_up.remote()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from raytrain.elastic.places import Share
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -19,6 +21,7 @@ class Wiring:
         num_logical: logical workers of the run.
         rendezvous: actor handle of `raytrain.rendezvous.actor.RendezvousActor`.
         sink: actor handle of the event sink: `append(events)`.
+        share: the run's part of the cluster, where it shares it with others.
     """
 
     min_workers: int
@@ -30,6 +33,7 @@ class Wiring:
     num_logical: int
     rendezvous: Any
     sink: Any
+    share: Share | None = None
 
 
 WIRING = "wiring"

@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import ray
-
-from raytrain.elastic.capacity import Patience, num_to_ask_for, shortage
+from raytrain.elastic.capacity import num_to_ask_for, surplus
+from raytrain.elastic.enough import Enough
 from raytrain.elastic.internals import (
     DistributedContext,
     ReplicaGroup,
@@ -25,9 +24,11 @@ from raytrain.elastic.joiner import Joiner, JoinFailed
 from raytrain.elastic.liaison import Liaison
 from raytrain.elastic.lone_workers import GivenUp, LoneWorkers, NoPlacementGroup, is_lost
 from raytrain.elastic.losses import Crashes, LossBudget
+from raytrain.elastic.places import Places
+from raytrain.elastic.quota import Quota
 from raytrain.elastic.wiring import WIRING, Wiring
-from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
-from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLeaving, WorkerLeft, WorkerLost, WorkerStarting
+from raytrain.errors import DeadlyRowsError, WorkersLostError
+from raytrain.events.kinds import Event, WorkerLeaving, WorkerLeft, WorkerLost, WorkerStarting
 
 SILENT_S = 120.0
 """A worker whose process has not answered for so long is lost, if its heartbeats did not tell before; Ray Train's is 600."""
@@ -42,13 +43,15 @@ class ElasticWorkerGroup(WorkerGroup):
         self._wiring = wiring
         self._liaison = Liaison(wiring.rendezvous, wiring.num_logical)
         self._budget, self._crashes = LossBudget(wiring.max_failures), Crashes()
-        self._patience = Patience(wiring.min_workers, wiring.start_timeout_s, wiring.wait_timeout_s)
-        self._gave_up: ResourceError | None = None
+        self._resources: dict[str, float] = self._worker_group_context.resources_per_worker
+        self._enough = Enough(wiring, self._resources, self._liaison, self._tell)
+        self._places = Places(self._resources, wiring.share)
+        self._quota = Quota(wiring.share, wiring.min_workers, wiring.max_workers, self._resources)
         self._joiners: list[Joiner] = []
         self._running: list[Joiner] = []
         """The joiner of each worker of the group, in the same order: it knows its placement group and name."""
         self._leaving: set[str] = set()
-        """Workers whose nodes are about to go away."""
+        """Workers whose nodes are about to go away, or whose places others need."""
         self._num_asked = 0
         self._worker_health_check_timeout_s = SILENT_S
 
@@ -66,6 +69,7 @@ class ElasticWorkerGroup(WorkerGroup):
             DeadlyRowsError: processes died in the same step, with the same rows.
         """
         self._liaison.look()
+        self._quota.look(len(self._running), self._liaison.step)
         self._advance()
         statuses = self._look(timeout)
         self._notice_drains()
@@ -74,8 +78,11 @@ class ElasticWorkerGroup(WorkerGroup):
         self._drop(gone)
         statuses = {rank: status for rank, status in statuses.items() if rank not in gone}
         num_finished = sum(not s.running and s.error is None for s in statuses.values())
+        self._give_up_surplus(num_finished)
         self._ask_for_workers(num_finished)
-        self._check_enough(is_over=num_finished == len(statuses))
+        num_placed = len(self._running) + sum(joiner.is_placed for joiner in self._joiners)
+        is_over = num_finished == len(statuses)
+        self._enough.look(len(self._running), num_placed, is_over, time.monotonic())
         self._latest_poll_status = self._status(statuses)
         return self._latest_poll_status
 
@@ -90,15 +97,18 @@ class ElasticWorkerGroup(WorkerGroup):
         for joiner in [*self._joiners, *self._running]:
             joiner.let_go()
         self._joiners, self._running = [], []
+        self._quota.leave()
 
     # Coming
 
     def _ask_for_workers(self, num_finished: int) -> None:
-        num_staying = sum(joiner.name not in self._leaving for joiner in self._running)
-        for _ in range(num_to_ask_for(num_staying, len(self._joiners), num_finished, self._wiring.max_workers)):
-            resources = self._worker_group_context.resources_per_worker
-            self._joiners.append(Joiner(self._num_asked, resources, self._wiring.slow_timeout_s))
+        for _ in range(num_to_ask_for(len(self._staying()), len(self._joiners), num_finished, self._quota.num)):
+            room = self._places.take()
+            self._joiners.append(Joiner(self._num_asked, self._resources, room, self._wiring.slow_timeout_s))
             self._num_asked += 1
+
+    def _staying(self) -> list[Joiner]:
+        return [joiner for joiner in self._running if joiner.name not in self._leaving]
 
     def _advance(self) -> None:
         """Lets each joiner take the steps that it can take now."""
@@ -166,8 +176,22 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._leaving.add(joiner.name)
                 self._tell(WorkerLeaving(worker=joiner.name, node=metadata.node_ip, deadline=deadlines[metadata.node_id]))
 
+    def _give_up_surplus(self, num_finished: int) -> None:
+        """Gives back what others need: who is on the way at once, who trains after its step."""
+        for joiner in surplus(self._staying(), self._joiners, num_finished, self._quota.num):
+            if joiner in self._joiners:
+                self._joiners.remove(joiner)
+                joiner.let_go()
+                self._liaison.tell_withdrawal(joiner.name)
+                continue
+            metadata = self.get_workers()[self._running.index(joiner)].metadata
+            self._leaving.add(joiner.name)
+            self._tell(
+                WorkerLeaving(worker=joiner.name, node=metadata.node_ip, deadline=0.0, reason="others need its place")
+            )
+
     def _see_off(self, statuses: dict[int, Any]) -> set[int]:
-        """Asks the workers of nodes that are about to go away to leave; the ranks of those that have left."""
+        """Asks the workers that are to leave to do so; the ranks of those that have left."""
         left = set()
         for rank, status in statuses.items():
             joiner, metadata = self._running[rank], self.get_workers()[rank].metadata
@@ -220,39 +244,12 @@ class ElasticWorkerGroup(WorkerGroup):
         )
 
     def _set_workers(self, workers: list[Worker]) -> None:
-        resources = self._worker_group_context.resources_per_worker
         self._worker_group_state = LoneWorkers(
             start_time=time.monotonic(), placement_group_handle=NoPlacementGroup(), workers=workers, sync_actor=None
         )
         self._world_rank_to_ongoing_poll.clear()
-        self._replica_groups = [ReplicaGroup([worker], resources) for worker in workers]
+        self._replica_groups = [ReplicaGroup([worker], self._resources) for worker in workers]
         self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
-
-    def _check_enough(self, is_over: bool) -> None:
-        """Too few workers: says so after a while, and gives up after a longer one."""
-        if self._gave_up is not None:
-            if is_over:
-                raise self._gave_up
-            self._liaison.tell_end_of_patience()  # again: a rendezvous that was started anew does not know
-            return
-        placed, need = len(self._running) + sum(joiner.is_placed for joiner in self._joiners), self._wiring.min_workers
-        now = time.monotonic()
-        to_do = self._patience.look(len(self._running), placed, now)
-        if not to_do:
-            return
-        reason = shortage(self._worker_group_context.resources_per_worker, need, ray.cluster_resources())
-        if to_do == "tell":
-            self._tell(WaitingForWorkers(have=placed, need=need, reason=reason))
-            return
-        self._gave_up = ResourceError(
-            "run.workers",
-            f"at least {need} workers; there were {placed} for {now - (self._patience.since or now):.0f} s",
-            reason,
-            "lower run.workers or run.cpus_per_worker, add nodes, or raise run.start_timeout_s or run.wait_timeout_s",
-        )
-        if is_over or not self._patience.had_enough:
-            raise self._gave_up
-        self._liaison.tell_end_of_patience()  # those that are left save their state; then the run ends
 
     def _tell(self, event: Event) -> None:
         self._wiring.sink.append.remote([event])

@@ -107,13 +107,15 @@ class WorkerLost(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLeaving(Event):
-    """A worker's node is announced to go away: it leaves after its step."""
+    """A worker is to leave after its step, since its node is announced to go away, or since others need its place."""
 
     kind: ClassVar[str] = "worker_leaving"
     worker: str
     node: str
     deadline: float
     """Unix time in seconds at which the node goes; 0 if that is not known."""
+    reason: str = ""
+    """Empty where the node is going away."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     kinds.GenerationFormed.kind: _formed,
     kinds.WorkerStarting.kind: lambda e: f"worker {e.worker} is starting on {e.node} (process {e.pid})",
     kinds.WorkerLost.kind: lambda e: f"lost worker {e.worker} on {e.node} (process {e.pid}): {e.reason}",
-    kinds.WorkerLeaving.kind: lambda e: f"worker {e.worker} leaves after its step: {e.node} is going away",
+    kinds.WorkerLeaving.kind: lambda e: f"worker {e.worker} leaves after its step: {e.reason or e.node + ' is going away'}",
     kinds.WorkerLeft.kind: lambda e: f"worker {e.worker} has left {e.node}",
     kinds.FaultInjected.kind: lambda e: f"rehearsal: {e.fault} {e.target}",
     kinds.WaitingForWorkers.kind: lambda e: f"waiting: {e.have} of at least {count_of(e.need, 'worker')}: {e.reason}",

@@ -104,4 +104,5 @@ def _is_embedded() -> bool:
 def pinned(actor_class: type, **options: Any) -> Any:
     """An actor class without CPUs whose actors live on the driver's node, so that no other node takes them along."""
     here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-    return ray.remote(num_cpus=0, label_selector=here, **options)(actor_class)
+    remote = ray.remote(num_cpus=0, label_selector=here, **options)(actor_class)
+    return remote.options(scheduling_strategy="DEFAULT")  # and not in the placement group of whoever makes it

@@ -16,6 +16,7 @@ from ray.train import ScalingConfig
 from raytrain.config import RunConfig
 from raytrain.elastic.attempt_rendezvous import AttemptRendezvous
 from raytrain.elastic.contract import CHECKED_ON, violations
+from raytrain.elastic.places import Share
 from raytrain.elastic.plain_ray import Means
 from raytrain.elastic.restarting import RestartingTrainer, StopRelay
 from raytrain.elastic.wiring import WIRING, Wiring
@@ -84,6 +85,7 @@ def build_trainer(
     scratch: str,
     is_complete: Callable[[], bool],
     while_running: Callable[[], None],
+    share: Share | None = None,
 ) -> RayTrainer:
     """The trainer of a run.
 
@@ -95,9 +97,10 @@ def build_trainer(
         scratch: a directory for Ray Train, which insists on one.
         is_complete: whether the newest checkpoint is that of the last step.
         while_running: called several times a second while the run goes on; may raise to end it.
+        share: the run's part of the cluster, where it shares it with others; in place only.
     """
     config, work = order.config, ray.put(order)
-    wiring = _wiring(config, rendezvous, sink)
+    wiring = _wiring(config, rendezvous, sink, share)
     resources, use_gpu = cluster.worker_resources(config, order.accelerator), order.accelerator == "gpu"
     if not in_place:
         means = Means(
@@ -121,7 +124,7 @@ def build_trainer(
     )
 
 
-def _wiring(config: RunConfig, rendezvous: Any, sink: Any) -> Wiring:
+def _wiring(config: RunConfig, rendezvous: Any, sink: Any, share: Share | None) -> Wiring:
     return Wiring(
         config.min_workers,
         config.max_workers,
@@ -132,6 +135,7 @@ def _wiring(config: RunConfig, rendezvous: Any, sink: Any) -> Wiring:
         config.num_logical,
         rendezvous,
         sink,
+        share,
     )
 
 

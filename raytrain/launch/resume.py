@@ -124,7 +124,7 @@ def list_differences(before: dict[str, Any], now: dict[str, Any], can_extend: bo
     longer = can_extend and now["num_steps"] > before["num_steps"]
     if not longer:
         parts.append(("number of steps", before["num_steps"], now["num_steps"]))
-    return [line for name, old, new in parts for line in _differences(name, old, new)]
+    return [line for name, old, new in parts for line in differences(name, old, new)]
 
 
 def newest_step(run_dir: RunDir) -> int:
@@ -133,10 +133,11 @@ def newest_step(run_dir: RunDir) -> int:
     return checkpoint.step if checkpoint else 0
 
 
-def _differences(name: str, old: Any, new: Any) -> list[str]:
+def differences(name: str, old: Any, new: Any) -> list[str]:
+    """What differs between two plain values, as "name.key: before -> now"."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old)]
-        return [line for key in keys for line in _differences(f"{name}.{key}", old.get(key), new.get(key))]
+        return [line for key in keys for line in differences(f"{name}.{key}", old.get(key), new.get(key))]
     return [] if old == new else [f"{name}: {_short(old)} -> {_short(new)}"]
 
 

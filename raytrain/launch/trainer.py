@@ -17,6 +17,7 @@ from ray.train import TrainingFailedError
 from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
+from raytrain.elastic.places import Share
 from raytrain.errors import RaytrainError
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.launch import cluster, resume, storage
@@ -41,13 +42,14 @@ class Trainer:
     Args:
         task: what is trained.
         config: how; by default one worker, one epoch.
+        share: the run's part of a cluster that it shares with others, as the trials of a sweep do.
     """
 
-    def __init__(self, task: Task, config: RunConfig | None = None) -> None:
+    def __init__(self, task: Task, config: RunConfig | None = None, share: Share | None = None) -> None:
         config = config or RunConfig()
         name = config.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(task).__name__).lower()
         settings = config.model_dump() | {"name": name, "storage": storage.absolute(config.storage)}
-        self._task, self._config = task, RunConfig(**settings)
+        self._task, self._config, self._share = task, RunConfig(**settings), share
 
     @property
     def run_dir(self) -> RunDir:
@@ -102,6 +104,7 @@ class Trainer:
                     *(order, sink, rendezvous, in_place, scratch),
                     is_complete=lambda: resume.newest_step(run_dir) >= work.num_steps,
                     while_running=watch.look,
+                    share=self._share,
                 )
                 return _run(trainer, run_dir, work, watch)
 
@@ -130,6 +133,9 @@ def _run(trainer: RayTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> 
             message = str(limit)
         except KeyboardInterrupt:
             message = "a second signal ended it at once"
+        except SystemExit:  # of the viewer, who wants no more of it
+            ended, message = "stopped", "ended by whoever watched it"
+            raise
         except (TrainingFailedError, RaytrainError) as error:
             cause = with_rows(error if isinstance(error, RaytrainError) else own_error(error), work.train)
             message = str(cause)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from raytrain.checkpoint.manifest import CLONED_FROM
 from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.data.batch import to_tensors
@@ -47,7 +48,7 @@ def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
         state.step = 0
         return ""
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
-    state.restore(files)
+    state.restore(files, keeps_settings=CLONED_FROM in checkpoint.manifest.run)
     metrics = dict(checkpoint.manifest.metrics)
     state.boundary = Boundary(state.step if metrics else NO_STATE, _best_score(store, best), metrics=metrics)
     return checkpoint.name

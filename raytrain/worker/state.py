@@ -54,9 +54,9 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         return snapshot(self.model, self.optimizer, self.scheduler, self.step, self.exponents)
 
-    def restore(self, files: Mapping[str, bytes]) -> None:
-        """Takes the state of a checkpoint. Raises what `checkpoint.state.restore` raises."""
-        self._take(*restore(files, self.model, self.optimizer, self.scheduler))
+    def restore(self, files: Mapping[str, bytes], keeps_settings: bool = False) -> None:
+        """Takes the state of a checkpoint; see `checkpoint.state.restore`, also for what it raises."""
+        self._take(*restore(files, self.model, self.optimizer, self.scheduler, keeps_settings))
 
     def take(self, data: bytes) -> None:
         """Takes the state that a peer has handed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -16,13 +17,14 @@ import torch
 from pydantic import Field
 
 from raytrain.cli.flags import flag_of, with_flags
-from raytrain.cli.help import SUBJECTS, typed
+from raytrain.cli.help import SUBJECTS, SWEEP, typed
 from raytrain.cli.job import error_text, main, parse, run
 from raytrain.config import RunConfig
 from raytrain.data import arrays, parquet
 from raytrain.errors import ConfigError, InternalError, TaskError
 from raytrain.launch import cluster
 from raytrain.rundir import RUN, RunDir
+from raytrain.sweep_config import SweepConfig
 from raytrain.task import Task
 from tests.golden import check
 
@@ -81,7 +83,7 @@ class Halves(Task):
 
 
 class Taken(Digits):
-    run: int = 3
+    sweep: int = 3
 
 
 class Needs(Digits):
@@ -106,9 +108,10 @@ def test_the_help_of_a_job_is_as_agreed(capsys: pytest.CaptureFixture[str]) -> N
 def test_every_setting_stands_in_one_section_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     run(Digits, ["--help"], {})
     text = capsys.readouterr().out
-    for name in RunConfig.model_fields:
-        assert text.count(f"\n  {flag_of('run.' + name)}") == 1, name
-    assert all(f"\n{title}:\n" in text for title in SUBJECTS.values())
+    names = [*(f"run.{name}" for name in RunConfig.model_fields), *(f"sweep.{name}" for name in SweepConfig.model_fields)]
+    for name in names:
+        assert len(re.findall(rf"\n  {flag_of(name)}\b", text)) == 1, name
+    assert all(f"\n{title}:\n" in text for title in (*SUBJECTS.values(), SWEEP))
 
 
 def test_a_field_without_a_default_is_shown_as_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +119,7 @@ def test_a_field_without_a_default_is_shown_as_required(capsys: pytest.CaptureFi
     assert "Layers. (required)" in capsys.readouterr().out
     assert run(Needs, [], {}) == 2
     assert capsys.readouterr().err.startswith("error: --depth\n  value: not given\n")
-    assert parse(Needs, ["--depth", "3"], RunConfig())[0].depth == 3  # type: ignore[attr-defined]
+    assert parse(Needs, ["--depth", "3"], RunConfig()).fields["depth"] == 3
 
 
 @pytest.mark.parametrize(
@@ -129,14 +132,15 @@ def test_defaults_are_shown_as_one_types_them(value: Any, text: str) -> None:
 
 def test_flags_reach_the_task_and_the_run() -> None:
     line = "--hidden 7 --no-with-bias --activation=gelu --dropout 0.5 --run.workers 1:4 --run.global-batch=8 --run.audit"
-    task, config = parse(Digits, line.split(), RunConfig(seed=3, epochs=2))
-    assert task == Digits(hidden=7, with_bias=False, activation="gelu", dropout=0.5)
+    fields, config, _, space = parse(Digits, line.split(), RunConfig(seed=3, epochs=2))
+    assert Digits(**fields) == Digits(hidden=7, with_bias=False, activation="gelu", dropout=0.5)
     assert config == RunConfig(seed=3, epochs=2, workers=(1, 4), global_batch=8, audit=True)
+    assert space == {}
 
 
 def test_variables_to_forward_are_a_list() -> None:
     line = "--run.forward-env WANDB_API_KEY --run.forward-env HF_TOKEN"
-    assert parse(Digits, line.split(), RunConfig())[1].forward_env == ("WANDB_API_KEY", "HF_TOKEN")
+    assert parse(Digits, line.split(), RunConfig()).config.forward_env == ("WANDB_API_KEY", "HF_TOKEN")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_variables_to_forward_are_a_list() -> None:
 def test_a_flag_for_steps_or_epochs_makes_the_jobs_default_give_way(
     default: dict[str, int], line: str, epochs_and_steps: tuple[int | None, int | None]
 ) -> None:
-    _, config = parse(Digits, line.split(), RunConfig(**default))
+    config = parse(Digits, line.split(), RunConfig(**default)).config
     assert (config.epochs, config.steps) == epochs_and_steps
 
 
@@ -271,6 +275,8 @@ def test_an_answer_of_the_wrong_form_has_no_traceback_to_show() -> None:
         ("run.global_batch", "--run.global-batch"),
         ("raise run.workers, or run.logical_workers.", "raise --run.workers, or --run.logical-workers."),
         ("--run.name stays", "--run.name stays"),
+        ("give sweep.trials, or sweep.space.run.global_batch", "give --sweep.trials, or --sweep.space.run.global-batch"),
+        ("sweep.space.with_bias.\nsweep.json", "--sweep.space.with-bias.\nsweep.json"),
         ("run.json and raytrain.run.name and run.unknown", "run.json and raytrain.run.name and run.unknown"),
         ("with_bias\n  value: 3", "--with-bias\n  value: 3"),
         ("with_bias is in a text", "with_bias is in a text"),

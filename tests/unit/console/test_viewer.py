@@ -10,7 +10,9 @@ import pytest
 
 from raytrain.console.live import LiveViewer
 from raytrain.console.plain import PlainViewer
-from raytrain.console.viewer import choose
+from raytrain.console.sweep_live import LiveSweepViewer
+from raytrain.console.sweep_plain import PlainSweepViewer
+from raytrain.console.viewer import choose, choose_for_sweep
 
 
 class Terminal(io.StringIO):
@@ -33,16 +35,19 @@ def no_hints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_gets_the_live_frame() -> None:
     assert isinstance(choose(Terminal(), io.StringIO()), LiveViewer)
+    assert isinstance(choose_for_sweep(Terminal()), LiveSweepViewer)
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), AsciiTerminal()])
 def test_r16_what_cannot_draw_gets_plain_lines(stream: io.StringIO) -> None:
     assert isinstance(choose(stream, io.StringIO()), PlainViewer)
+    assert isinstance(choose_for_sweep(stream), PlainSweepViewer)
 
 
 def test_r16_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(choose(Terminal(), io.StringIO()), PlainViewer)
+    assert isinstance(choose_for_sweep(Terminal()), PlainSweepViewer)
 
 
 @pytest.mark.parametrize("module", ["console.viewer", "report.audit", "cli.app"])
@@ -52,7 +57,10 @@ def test_viewers_import_neither_torch_nor_ray(module: str) -> None:
     assert found.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("module", ["plain", "viewer"])
-def test_the_demo_of_a_module_runs(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "end"),
+    [("plain", "checkpoints  /home/me"), ("viewer", "checkpoints  /home/me"), ("sweep_plain", "directory    /home/me")],
+)
+def test_the_demo_of_a_module_runs(module: str, end: str) -> None:
     code = [sys.executable, "-m", f"raytrain.console.{module}"]
-    assert "checkpoints  /home/me" in subprocess.run(code, capture_output=True, text=True, check=True).stdout
+    assert end in subprocess.run(code, capture_output=True, text=True, check=True).stdout

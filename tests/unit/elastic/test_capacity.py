@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from raytrain.elastic.capacity import TELL_AFTER_S, Patience, num_to_ask_for, shortage
+from raytrain.elastic.capacity import TELL_AFTER_S, Patience, num_to_ask_for, shortage, surplus
 
 
 @pytest.mark.parametrize(
@@ -67,3 +69,29 @@ def test_r11_a_shortage_names_what_was_asked_for_and_what_there_is() -> None:
 
 def test_resources_of_zero_are_not_mentioned() -> None:
     assert shortage({"CPU": 1.0, "GPU": 0}, 2, {"CPU": 1.0}) == "asked for 2 CPU, the cluster has 1"
+
+
+@dataclass(frozen=True)
+class Somebody:
+    name: str
+    is_extra: bool = True
+
+
+OWN, OLD, NEW = Somebody("own", is_extra=False), Somebody("old"), Somebody("new")
+
+
+@pytest.mark.parametrize(
+    ("staying", "coming", "finished", "most", "leaving"),
+    [
+        ([OWN, OLD], [NEW], 0, 3, []),
+        ([OWN, OLD], [NEW], 0, 2, [NEW]),
+        ([OWN, OLD], [NEW], 0, 1, [NEW, OLD]),
+        ([OWN, OLD, NEW], [], 0, 2, [NEW]),
+        ([OLD], [OWN], 0, 1, [OLD]),
+        ([OWN, OLD], [], 1, 1, []),
+    ],
+)
+def test_the_newest_give_their_places_back_first_and_never_a_reserved_one(
+    staying: list[Somebody], coming: list[Somebody], finished: int, most: int, leaving: list[Somebody]
+) -> None:
+    assert surplus(staying, coming, finished, most) == leaving

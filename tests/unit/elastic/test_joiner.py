@@ -15,16 +15,30 @@ from raytrain.elastic.joiner import Joiner, JoinFailed
 LIMIT_S = 600.0
 
 
+class Room:
+    """A place that is there when the scene has room."""
+
+    is_reserved, strategy = False, None
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    @property
+    def is_there(self) -> bool:
+        return self._scene.has_room
+
+    def give_back(self) -> None:
+        self._scene.num_returned += 1
+
+
 class Scene:
-    """A joiner whose placement group, actor and clock are the test's."""
+    """A joiner whose place, actor and clock are the test's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_room, self.now, self.num_done = True, 100.0, 0
         self.error: Exception | None = None
         self.killed: list[Any] = []
-        self.removed: list[Any] = []
-        self.place = SimpleNamespace()
-        self.asked_for: list[Any] = []
+        self.num_returned = 0
         methods = {
             name: SimpleNamespace(remote=self._call) for name in ("get_metadata", "init_train_context", "run_train_fn")
         }
@@ -34,19 +48,8 @@ class Scene:
             remote=lambda **arguments: lambda cls: made, wait=self._wait, get=self._get, kill=self.killed.append
         )
         monkeypatch.setattr(module, "ray", fake)
-        monkeypatch.setattr(module, "placement_group", self._placement_group)
-        monkeypatch.setattr(module, "placement_group_table", self._table)
-        monkeypatch.setattr(module, "remove_placement_group", self.removed.append)
-        monkeypatch.setattr(module, "PlacementGroupSchedulingStrategy", lambda place, placement_group_bundle_index: None)
-        self.joiner = Joiner(3, {"CPU": 1.0}, LIMIT_S, clock=lambda: self.now)
-
-    def _placement_group(self, bundles: Any) -> Any:
-        self.asked_for.append(bundles)
-        return self.place
-
-    def _table(self, place: Any) -> dict[str, str]:
-        assert place is self.place
-        return {"state": "CREATED" if self.has_room else "PENDING"}
+        room: Any = Room(self)
+        self.joiner = Joiner(3, {"CPU": 1.0}, room, LIMIT_S, clock=lambda: self.now)
 
     def _call(self, *arguments: Any, **named: Any) -> str:
         return "started"
@@ -66,10 +69,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-def test_resources_are_asked_for_at_once_and_a_process_starts_when_they_are_there(scene: Scene) -> None:
+def test_a_process_starts_when_there_is_room(scene: Scene) -> None:
     scene.has_room = False
     joiner = scene.joiner
-    assert (joiner.name, scene.asked_for) == ("w3", [[{"CPU": 1.0}]])
+    assert (joiner.name, joiner.is_extra) == ("w3", True)
     assert not joiner.place()
     assert joiner.poll() is None
     scene.has_room = True
@@ -122,7 +125,7 @@ def test_everything_is_given_back(scene: Scene, is_placed: bool) -> None:
     if is_placed:
         scene.joiner.place()
     scene.joiner.let_go()
-    assert (scene.killed, scene.removed) == ([scene.actor] if is_placed else [], [scene.place])
+    assert (scene.killed, scene.num_returned) == ([scene.actor] if is_placed else [], 1)
 
 
 def test_a_failed_join_says_why_and_survives_pickling() -> None:

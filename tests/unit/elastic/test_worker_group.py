@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayActorError
 
-from raytrain.elastic import liaison, lone_workers
+from raytrain.elastic import enough, liaison, lone_workers, quota
 from raytrain.elastic import worker_group as module
 from raytrain.elastic.internals import WorkerHealthCheckFailedError
 from raytrain.elastic.joiner import JoinFailed
+from raytrain.elastic.places import Share
 from raytrain.elastic.wiring import WIRING, Wiring
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
@@ -33,8 +34,9 @@ RUNNING, FINISHED = status(True), status(False)
 class Joiner:
     """Has its place and its process as soon as the scene has room for it."""
 
-    def __init__(self, scene: Scene, serial: int) -> None:
+    def __init__(self, scene: Scene, serial: int, is_extra: bool = True) -> None:
         self.scene, self.serial, self.is_placed, self.is_gone = scene, serial, False, False
+        self.is_extra = is_extra
         self.name = f"w{serial}"
 
     def place(self) -> bool:
@@ -56,7 +58,23 @@ class Joiner:
         return SimpleNamespace(actor=f"actor {self.serial}", metadata=metadata, distributed_context=None)
 
     def let_go(self) -> None:
+        self.scene.room += self.is_placed and self.scene.is_shared
         self.is_gone = True
+
+
+class Broker:
+    """Answers what the test has dealt."""
+
+    def __init__(self) -> None:
+        self.dealt = 0
+        self.held: list[Any] = []
+        self.has_left = False
+        self.hold, self.changed = _remote(self.held.append), _remote(lambda name, known: self.dealt)
+        self.leave = _remote(self._leave)
+
+    def _leave(self, name: str) -> None:
+        assert name == "sweep/trial"
+        self.has_left = True
 
 
 class Rendezvous:
@@ -89,11 +107,18 @@ class Scene:
     """A group of 2 to 3 workers that may lose 2 in a row."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, min_workers: int = 2, max_workers: int = 3, room: int | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        min_workers: int = 2,
+        max_workers: int = 3,
+        room: int | None = None,
+        broker: Broker | None = None,
     ) -> None:
         self.now, self.room = 100.0, max_workers if room is None else room
         self.stillborn: set[int] = set()
         self.is_preempted = False
+        self.is_shared = broker is not None
+        """Whether what is given back can be had again at once."""
         self.joiners: list[Joiner] = []
         self.statuses: dict[int, Any] = {}
         self.told: list[Event] = []
@@ -102,12 +127,15 @@ class Scene:
         monkeypatch.setattr(module, "Joiner", self.make)
         monkeypatch.setattr(module, "draining_nodes", lambda: self.draining)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(module, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
+        monkeypatch.setattr(enough, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
+        monkeypatch.setattr(module, "Places", Places)
         monkeypatch.setattr(lone_workers, "ray", SimpleNamespace(kill=lambda actor: None))
         fake = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda values, timeout: (values, []))
         monkeypatch.setattr(liaison, "ray", fake)
+        monkeypatch.setattr(quota, "ray", fake)
         sink = SimpleNamespace(append=_remote(self.told.extend))
-        wiring = Wiring(min_workers, max_workers, 2, 60.0, 1800.0, 600.0, NUM_LOGICAL, self.rendezvous, sink)
+        share = Share(broker, "sweep/trial", None, tuple(range(min_workers))) if broker else None
+        wiring = Wiring(min_workers, max_workers, 2, 60.0, 1800.0, 600.0, NUM_LOGICAL, self.rendezvous, sink, share)
         run: Any = SimpleNamespace(
             run_config=SimpleNamespace(storage_context=None), train_loop_config={WIRING: wiring}, backend_config=None
         )
@@ -116,9 +144,9 @@ class Scene:
         monkeypatch.setattr(self.group, "_poll_workers_and_collect_errors", self.look)
         self.group._start()
 
-    def make(self, serial: int, resources: dict[str, float], limit_s: float) -> Joiner:
+    def make(self, serial: int, resources: dict[str, float], is_reserved: bool, limit_s: float) -> Joiner:
         assert limit_s == 600.0
-        self.joiners.append(Joiner(self, serial))
+        self.joiners.append(Joiner(self, serial, is_extra=not is_reserved))
         return self.joiners[-1]
 
     def poll(self, num_times: int = 1) -> Any:
@@ -142,6 +170,17 @@ class Scene:
 
     def all_told(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
+
+
+class Places:
+    """Says of each place whether it is reserved: as many as the share has, and none twice."""
+
+    def __init__(self, resources: dict[str, float], share: Share | None) -> None:
+        self._num_reserved = len(share.bundles) if share else 0
+
+    def take(self) -> bool:
+        self._num_reserved -= 1
+        return self._num_reserved >= 0
 
 
 def _remote(function: Callable[..., Any]) -> Any:
@@ -431,3 +470,68 @@ def test_the_end_gives_everything_back_and_may_come_twice(monkeypatch: pytest.Mo
     assert scene.gone == [0, 1, 2, 3], "also what was only asked for"
     scene.group.let_go()
     assert scene.running == []
+
+
+# Sharing
+
+
+def sharing(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, Broker]:
+    """A group of 1 to 3 workers that has two, one of them beyond its own."""
+    broker = Broker()
+    scene = Scene(monkeypatch, min_workers=1, max_workers=3, room=4, broker=broker)
+    assert scene.running == [0], "its own, before anybody has dealt"
+    broker.dealt = 2
+    scene.poll(3)
+    assert scene.running == [0, 1]
+    return scene, broker
+
+
+def test_a_run_that_shares_grows_to_what_it_is_dealt_and_tells_how_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, broker = sharing(monkeypatch)
+    scene.rendezvous.knows(step=7)
+    broker.dealt = 9
+    scene.poll(4)
+    assert scene.running == [0, 1, 2], "it cannot use more"
+    claim = broker.held[-1]
+    assert (claim.name, claim.low, claim.high, claim.num_workers, claim.step) == ("sweep/trial", 1, 3, 3, 7)
+
+
+def test_what_others_need_leaves_after_its_step_and_its_own_place_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, broker = sharing(monkeypatch)
+    broker.dealt = 1
+    scene.poll(3)
+    assert [(event.worker, event.reason) for event in scene.all_told(WorkerLeaving)] == [("w1", "others need its place")]
+    assert scene.running == [0, 1], "it is waited for"
+    scene.rendezvous.trains = False
+    scene.rendezvous.knows(step=8, left=frozenset({"w1"}))
+    scene.statuses[1] = FINISHED
+    scene.poll(2)
+    assert (scene.running, scene.gone, scene.room) == ([0], [1], 3)
+    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
+    assert not scene.all_told(WorkerLost)
+
+
+def test_a_worker_on_its_way_is_called_off_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, broker = sharing(monkeypatch)
+    scene.room, broker.dealt = 0, 3
+    scene.poll(3)
+    assert [joiner.serial for joiner in scene.joiners] == [0, 1, 2]
+    broker.dealt = 2
+    scene.poll(3)
+    assert (scene.running, scene.gone) == ([0, 1], [2])
+    assert scene.rendezvous.all_told("leave") == ["w2"]
+    assert not scene.all_told(WorkerLeaving)
+
+
+def test_nobody_is_sent_away_once_a_worker_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, broker = sharing(monkeypatch)
+    scene.statuses[0], broker.dealt = FINISHED, 1
+    scene.poll(3)
+    assert not scene.all_told(WorkerLeaving)
+
+
+def test_a_run_that_ends_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, broker = sharing(monkeypatch)
+    scene.group.let_go()
+    assert broker.has_left
+    assert scene.gone == [0, 1]

@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one task with different hyperparameters, side by side."""
