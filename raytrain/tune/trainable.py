@@ -13,7 +13,7 @@ from raytrain.errors import ConfigError
 from raytrain.launch.cluster import choose_accelerator, worker_resources
 from raytrain.task import Task
 from raytrain.tune.recipe import Recipe, recipe
-from raytrain.tune.trial import Terms, run_trial
+from raytrain.tune.trial import EndsInOrder, Terms, run_trial
 
 HEAD = {"node:__internal_head__": 0.001}
 """A place for the trial's own process, which trains nothing: on the head node, which stays."""
@@ -44,6 +44,7 @@ def as_trainable(made: Recipe, terms: Terms) -> Callable[[dict[str, Any]], None]
     def trial(config: dict[str, Any]) -> None:
         run_trial(made, terms, config)
 
+    trial.__mixins__ = (EndsInOrder,)  # type: ignore[attr-defined]
     with_room: Callable[[dict[str, Any]], None] = tune.with_resources(trial, partial(smallest_group, made))
     return with_room
 

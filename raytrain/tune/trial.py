@@ -7,9 +7,11 @@ each evaluation to Ray Tune, and goes on where its run was, or where another tri
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from threading import Thread
 from typing import Any
 
 import ray
@@ -28,6 +30,9 @@ from raytrain.tune.clone import clone, forget
 from raytrain.tune.recipe import Recipe
 from raytrain.tune.reference import Reference, read_reference
 from raytrain.tune.reports import Replay, Report, Reports
+
+END_LIMIT_S = 5.0
+"""What a run may take to end, once Ray Tune has ended its trial: its workers go at once, its log is closed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ def run_trial(recipe: Recipe, terms: Terms, values: Mapping[str, Any]) -> None:
         ConfigError: the trial does not report the sweep's metric, or clones a run whose steps have other rows.
     """
     os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))  # Ray Tune has changed it
+    EndsInOrder.thread = threading.current_thread()
     context = tune.get_context()
     sweep, name = context.get_experiment_name(), PurePath(context.get_trial_dir()).name
     task, config = recipe.resolve(values, storage=f"{recipe.config.storage}/{sweep}", name=name, resume="auto")
@@ -70,6 +76,18 @@ def run_trial(recipe: Recipe, terms: Terms, values: Mapping[str, Any]) -> None:
             raise
         forget(run_dir)  # of a trial that the sweep does not know any more: it was killed before that was written down
         trainer.fit(reporter)
+
+
+class EndsInOrder:
+    """Mixed into the class that Ray Tune makes of a function: the process stays until the run has ended, too."""
+
+    thread: Thread | None = None
+    """In which the trial of this process runs, or has run last."""
+
+    def cleanup(self) -> None:
+        super().cleanup()  # type: ignore[misc]  # raises SystemExit in the run's thread
+        if EndsInOrder.thread is not None:
+            Thread.join(EndsInOrder.thread, END_LIMIT_S)
 
 
 def share_of(sweep: str, name: str, config: RunConfig, terms: Terms) -> Share:

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name == "test_namespaces.py")
 
 
-OURS = ("RayTrainWorker", "RendezvousActor", "AttemptRendezvous", "EventSink")
+OURS = ("RayTrainWorker", "RendezvousActor", "AttemptRendezvous", "EventSink", "Broker", "ImplicitFunc")
 
 
 @pytest.fixture(autouse=True)
