@@ -11,6 +11,7 @@ by lines that the training processes write after each optimizer step (`workload.
     wall       from the start of the command to its end; the cluster is up before
     trained    sum over steps of workers x the median time of a step with so many workers, as a part of 4 workers x wall
     in vain    steps of stopped trials after their last evaluation; repeated: steps that were done again
+    per step   wall by all other steps
     handed on  from the last step of a stopped trial's worker to the first step of the next worker: who begins takes the
                place that has been free for longest
 
@@ -18,10 +19,11 @@ What is fair: same model, initial weights, rows, order, and wait per row, thread
 checkpoint per epoch, local storage. Ray Tune's and Ray Train's own settings are kept, and its functions take no CPUs from
 workers. The cluster has a dashboard: without one Ray Train (2.60) never gives back the workers of a stopped trial.
 
-How to read it: which trials are stopped depends on the order in which values come in, so the sides need not train the same
-number of steps. On few cores a sweep of minutes is mostly the starting of processes, on all sides; that shrinks in proportion
-as trials get longer, and with more cores. Idle workers at the end of a sweep, and steps in vain, do not. The exit code is 1
-if two sides have values of a trial and epoch that differ, or rank trials differently that both finished.
+How to read it: which trials ASHA stops depends on the order in which values come in, above all those of trials that start
+together, so a side may train half as many steps again as another, or as itself the next time: compare the time per step. On
+few cores a sweep of minutes is mostly the starting of processes, on all sides; that weighs less and less on more cores and
+as trials get longer. Idle workers at the end of a sweep, and steps in vain, do not. The exit code is 1 if two sides have
+values of a trial and epoch that differ, or rank trials differently that both finished.
 """
 
 from __future__ import annotations
@@ -75,6 +77,10 @@ class Outcome:
     """Loss of each trial on held-out rows after each epoch."""
 
     @property
+    def per_step_s(self) -> float:
+        return self.wall_s / (self.steps - self.in_vain)
+
+    @property
     def finished(self) -> list[str]:
         """The trials that were not stopped early, the best one first."""
         whole = [trial for trial, values in self.values.items() if len(values) == workload.TRIAL_EPOCHS]
@@ -87,7 +93,9 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each side; the one with the median time is shown")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="runs of each side; the one with the median time per step is shown"
+    )
     parser.add_argument("--only", choices=PER_TRIAL, action="append", help="sides to run; all by default")
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     arguments = parser.parse_args()
@@ -96,7 +104,7 @@ def main() -> None:
         for side in arguments.only or PER_TRIAL:
             print(f"run {number + 1} of {arguments.repeat}: {side}", file=sys.stderr, flush=True)
             runs[side].append(run(side))
-    outcomes = {side: sorted(some, key=lambda outcome: outcome.wall_s)[len(some) // 2] for side, some in runs.items()}
+    outcomes = {side: sorted(some, key=lambda outcome: outcome.per_step_s)[len(some) // 2] for side, some in runs.items()}
     if arguments.json:
         print(json.dumps({side: as_json(outcome) for side, outcome in outcomes.items()}, indent=1))
     else:
@@ -179,20 +187,19 @@ def judge(lines: Lines, values: dict[str, list[float]], started: float, ended: f
 
 
 def as_json(outcome: Outcome) -> dict[str, object]:
-    return asdict(outcome) | {"finished": outcome.finished, "best": outcome.best}
+    return asdict(outcome) | {"per_step_s": outcome.per_step_s, "finished": outcome.finished, "best": outcome.best}
 
 
 def disagreements(outcomes: dict[str, Outcome]) -> list[str]:
     """What the sides do not agree on, of all that any two of them have."""
     found = []
     for (side, one), (other, two) in itertools.combinations(outcomes.items(), 2):
-        both = [f"{side}; {other}: {{}}".format]
         for trial in one.values.keys() & two.values.keys():
             pairs = zip(one.values[trial], two.values[trial], strict=False)
-            found += [both[0](f"{trial} has {a}, and {b}") for a, b in pairs if abs(a / b - 1) > ALIKE]
-        ranked = [[trial for trial in some.finished if trial in rest.finished] for some, rest in ((one, two), (two, one))]
-        if ranked[0] != ranked[1]:
-            found.append(both[0](f"ranked {', '.join(ranked[0])}, and {', '.join(ranked[1])}"))
+            found += [f"{trial} has {a} in {side}, {b} in {other}" for a, b in pairs if abs(a / b - 1) > ALIKE]
+        here, there = ([t for t in some.finished if t in rest.finished] for some, rest in ((one, two), (two, one)))
+        if here != there:
+            found.append(f"ranked {', '.join(here)} in {side}, {', '.join(there)} in {other}")
     return found
 
 
@@ -201,24 +208,28 @@ def show(outcomes: dict[str, Outcome]) -> None:
     for side, outcome in outcomes.items():
         handed_on_s = [seconds for some in outcome.handed_on_s.values() for seconds in some]
         cells = [f"{outcome.wall_s:.0f} s", f"{outcome.first_step_s:.0f} s", f"{outcome.trained:.0%}", f"{outcome.steps}"]
-        cells += [f"{outcome.in_vain}", f"{outcome.repeated}"]
+        cells += [f"{outcome.in_vain}", f"{outcome.repeated}", f"{1000 * outcome.per_step_s:.0f} ms"]
         cells += [f"{some(handed_on_s):.1f} s" if handed_on_s else "" for some in (median_of, max)]
         rows.append([side, *cells, ratio(outcomes, side)])
-    header = ["", "wall", "first step", "trained", "steps", "in vain", "repeated", "handed on", "at worst"]
+    header = ["", "wall", "first step", "trained", "steps", "in vain", "repeated", "per step", "handed on", "at worst"]
     show_table(f"{len(workload.TRIALS)} trials on {NUM_WORKERS} workers", [*header, "raytrain is faster by"], rows)
     for side, outcome in outcomes.items():
         print(f"{side}: best {outcome.best}; finished, best first: {', '.join(outcome.finished)}")
     if OURS in outcomes:
         handed_on = outcomes[OURS].handed_on_s.items()
         print(
-            "handed on:", "; ".join(f"{trial} {', '.join(f'{s:.1f} s' for s in some)}" for trial, some in handed_on if some)
+            "handed on:", *(f"{trial} after {', '.join(f'{s:.1f} s' for s in some)};" for trial, some in handed_on if some)
         )
     for line in disagreements(outcomes):
         print(f"BROKEN: {line}")
 
 
 def ratio(outcomes: dict[str, Outcome], side: str) -> str:
-    return f"{outcomes[side].wall_s / outcomes[OURS].wall_s:.2f} times" if OURS in outcomes and side != OURS else ""
+    """How many times as long as raytrain a side takes, in all and per step."""
+    ours, theirs = outcomes.get(OURS), outcomes[side]
+    if ours is None or theirs is ours:
+        return ""
+    return f"{theirs.wall_s / ours.wall_s:.2f} times, {theirs.per_step_s / ours.per_step_s:.2f} per step"
 
 
 if __name__ == "__main__":

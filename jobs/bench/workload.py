@@ -29,6 +29,8 @@ REDUCTION = 3
 """After 1, 3 and 9 epochs, only one trial in so many goes on."""
 WORKER_CPUS = 0.5
 WAIT_PER_ROW_S = 0.0011
+TOGETHER_S = 1.0
+"""Within this time of a trial's last step its workers have ended with it; who ended before had left it."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,10 @@ def trained_worker_s(lines: Lines) -> float:
 
 
 def handed_on(lines: Lines, stopped: list[str]) -> dict[str, list[float]]:
-    """Of each stopped trial, the seconds until somebody trained in the places of its workers."""
+    """Of each stopped trial, the seconds until somebody trained in the places of its workers.
+
+    Who begins takes the place that has been free for longest.
+    """
     spans = defaultdict(list)
     for trial, some in lines.items():
         for line in some:
@@ -169,7 +174,7 @@ def handed_on(lines: Lines, stopped: list[str]) -> dict[str, list[float]]:
     free: list[tuple[float, str]] = []
     for moment, is_begin, trial in sorted(begins + ends):
         if not is_begin:
-            free.append((moment, trial if last[trial] - moment < 1.0 else ""))
+            free.append((moment, trial if last[trial] - moment < TOGETHER_S else ""))
         elif free:
             since, before = free.pop(0)
             if before in found:

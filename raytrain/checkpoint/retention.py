@@ -7,13 +7,18 @@ a diverged run never pushes out a good checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from raytrain.checkpoint.manifest import Checkpoint
 
 
 def to_delete(
-    checkpoints: Iterable[Checkpoint], keep_newest: int, keep_best: int, best: str, verified: str = ""
+    checkpoints: Iterable[Checkpoint],
+    keep_newest: int,
+    keep_best: int,
+    best: str,
+    verified: str = "",
+    pinned: Collection[str] = (),
 ) -> list[Checkpoint]:
     """The checkpoints that are neither among the newest nor among the best, oldest first.
 
@@ -24,9 +29,10 @@ def to_delete(
         best: "min:metric" or "max:metric".
         verified: name of the newest one whose digests are known to be right; it always stays. It need not be the
             newest by step: after a fallback to an older checkpoint, the damaged one that was skipped still lies there.
+        pinned: names of those that stay because somebody else refers to them.
     """
     by_age = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
-    keep = {checkpoint.name for checkpoint in by_age[-max(1, keep_newest) :]} | {verified}
+    keep = {checkpoint.name for checkpoint in by_age[-max(1, keep_newest) :]} | {verified, *pinned}
     keep |= {checkpoint.name for checkpoint in ranked(by_age, best)[:keep_best]}
     return [checkpoint for checkpoint in by_age if checkpoint.name not in keep]
 

@@ -109,7 +109,8 @@ class Saver:
         """
         try:
             found = self._store.list()
-            for old in to_delete(found, self._keep_newest, self._keep_best, self._best, verified=just_written):
+            pinned = self._store.pinned()
+            for old in to_delete(found, self._keep_newest, self._keep_best, self._best, just_written, pinned):
                 self._store.delete(old)
             self._store.delete_incomplete()
         except (CheckpointError, StorageError) as error:

@@ -23,6 +23,8 @@ from raytrain.errors import CheckpointError, StorageError
 from raytrain.rundir import CHECKPOINTS, RunDir
 
 MANIFEST = "manifest.json"
+PINS = "pins.json"
+"""In the run's directory: names of checkpoints to which somebody else refers."""
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.5  # doubles with each attempt
 BLOCK_BYTES = 16 << 20
@@ -90,6 +92,17 @@ class CheckpointStore:
                 return checkpoint
             self.skipped += (Skipped(checkpoint.name, reason),)
         return None
+
+    def pin(self, names: Sequence[str]) -> None:
+        """Keeps checkpoints of these names from being deleted as old ones, and no others."""
+        self._dir.write_json(list(names), PINS)
+
+    def pinned(self) -> frozenset[str]:
+        """The names that were given to `pin` last."""
+        try:
+            return frozenset(self._dir.read_json(PINS))
+        except (FileNotFoundError, JSONDecodeError):
+            return frozenset()
 
     def read(self, checkpoint: Checkpoint, name: str) -> bytes:
         """The content of one file, as it was written.

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from raytrain.checkpoint.manifest import CLONED_FROM, Checkpoint
-from raytrain.checkpoint.store import CheckpointStore
+from raytrain.checkpoint.store import PINS, CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError, ConfigError
 from raytrain.rundir import CHECKPOINTS, EVENTS, RUN, RunDir
@@ -53,7 +53,7 @@ def clone(origin: Reference, own: RunDir, config: RunConfig, values: Mapping[str
 
 def forget(own: RunDir, but_not: tuple[str, ...] = ()) -> None:
     """Deletes what a run has left in its directory, other files stay."""
-    for name in {RUN, EVENTS, MARK} - set(but_not):
+    for name in {RUN, EVENTS, MARK, PINS} - set(but_not):
         if own.exists(name):
             own.filesystem.delete_file(own.child(name))
     if own.exists(CHECKPOINTS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -31,6 +32,8 @@ from raytrain.tune.recipe import Recipe
 from raytrain.tune.reference import Reference, read_reference
 from raytrain.tune.reports import Replay, Report, Reports
 
+KEPT = 3
+"""Checkpoints that stay because they were reported last: others may clone them a little later."""
 END_LIMIT_S = 5.0
 """What a run may take to end, once Ray Tune has ended its trial: its workers go at once, its log is closed."""
 
@@ -112,12 +115,13 @@ class Reporter:
         self, config: RunConfig, terms: Terms, share: Share, known: int, report: Callable[..., None] = tune.report
     ) -> None:
         self._config, self._terms, self._share, self._known, self._report = config, terms, share, known, report
-        self._reports = Reports(self._is_saved_at)
+        self._reports, self._pinned = Reports(self._is_saved_at), deque[str](maxlen=KEPT)
+        self._store = CheckpointStore(RunDir.at(config.storage, config.name))
         self._is_over = False
 
     def replay(self, run_dir: RunDir) -> None:
         """Reports what the run had done before and Ray Tune does not know; what is done again is reported then."""
-        newest = CheckpointStore(run_dir).newest_verified()
+        newest = self._store.newest_verified()
         for report in Replay(self._reports).over(read(run_dir), newest.step if newest else 0):
             self._tell(report)
 
@@ -150,6 +154,8 @@ class Reporter:
             if not report.checkpoint:
                 self._report(report.metrics)
                 return
+            self._pinned.append(report.checkpoint)
+            self._store.pin(list(self._pinned))
             place = self._config.storage, self._config.name
             with Reference(*place, report.step, report.checkpoint).as_checkpoint() as checkpoint:
                 self._report(report.metrics, checkpoint=checkpoint)

@@ -12,15 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import tune
 from ray.cluster_utils import Cluster
 from torch import nn
 
+import raytrain
+from raytrain.events.curve import curve
 from raytrain.events.kinds import FaultInjected, GenerationFormed, StepsDone, WorkerLeft, WorkerLost
+from raytrain.events.log import read
+from raytrain.events.sweep import SweepView
 from raytrain.launch import elasticity
 from raytrain.rendezvous import flapping
 from raytrain.rendezvous.actor import RendezvousActor
+from raytrain.rundir import RunDir
 from tests.cluster.nodes import Nodes, head_alone, nodes_of, play, restored
 from tests.cluster.script import Story, seen, trained
+from tests.laws.compare import assert_same, by_hand, settings
 from tests.support.tasks import Gated
 
 pytestmark = pytest.mark.timeout(150)
@@ -162,3 +169,43 @@ def _check_waits(notes: Path, events: list[Any], generations: list[GenerationFor
 
 def _of(generation: GenerationFormed, node: str) -> list[tuple[str, int]]:
     return [(member.worker, member.pid) for member in generation.members if member.node == node]
+
+
+class KillsANode:
+    """Watches a sweep of one trial: kills the node of its reserved place once it has two workers, and waits for the next."""
+
+    def __init__(self, nodes: Nodes, gate: Path, directory: Path) -> None:
+        self.nodes, self.gate, self.directory = nodes, gate, directory
+        self.killed_at = 0
+
+    def show(self, view: SweepView, now: float) -> None:
+        events = list(read(RunDir.at(str(self.directory), "trial-0000")))
+        formed = [event for event in events if isinstance(event, GenerationFormed)]
+        if not self.killed_at and formed and len(formed[-1].members) == 2 and view.trials[0].step > formed[-1].step + 2:
+            first = next(member for member in formed[-1].members if member.worker == "w0")
+            self.nodes.kill(self.nodes.of_pid(first.pid))
+            self.nodes.add()
+            self.killed_at = len(formed)
+        if self.killed_at and any(len(event.members) == 2 for event in formed[self.killed_at :]):
+            self.gate.unlink(missing_ok=True)
+
+    def say(self, text: str, now: float) -> None:
+        """Not looked at."""
+
+
+def test_r15_a_trial_whose_reserved_place_is_lost_with_its_node_goes_on_and_gets_another(
+    head: Cluster, tmp_path: Path, gate: Path
+) -> None:
+    config = settings(name="sweep", storage=str(tmp_path), workers=(1, 2), cpus_per_worker=1.0, best="min:valid/mae")
+    space, fixed = {"lr": tune.grid_search([0.05])}, {"gate": str(gate)}
+    with nodes_of(head) as nodes:
+        nodes.add()
+        nodes.add()
+        watcher = KillsANode(nodes, gate, tmp_path / "sweep")
+        result = raytrain.Sweep(Gated, space, config=config, fixed=fixed, trials=1).fit(watcher)
+    assert [trial.state for trial in result.view.trials] == ["completed"]
+    run_dir = RunDir.at(str(tmp_path / "sweep"), "trial-0000")
+    events = list(read(run_dir))
+    assert restored(events) == [0], "the other one went on"
+    assert [event.worker for event in events if isinstance(event, WorkerLost)] == ["w0"]
+    assert_same(run_dir, curve(read(run_dir)), by_hand("dropout", settings()))
