@@ -24,6 +24,7 @@ SIGNATURES: dict[str, tuple[str, list[str]]] = {
         ["train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks", "validation_config"],
     ),
     "TrainController._is_training_succeeded": ("overridden", ["worker_group_status"]),
+    "TrainController._poll_workers": ("extended", []),
     "TrainController.run": ("called", []),
     "TrainController.get_result": ("called", []),
     "TrainController.get_worker_group": ("called", []),

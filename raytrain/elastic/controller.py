@@ -25,6 +25,7 @@ from raytrain.elastic.internals import (
 from raytrain.elastic.worker_group import ElasticWorkerGroup
 
 POLL_EVERY_S = 0.75  # a drain is to be noticed within a second; each poll takes time from workers on the same machine
+POLL_SOON_S = 0.2  # while workers come or go
 QUIET = {ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0", ENABLE_CONTROLLER_STRUCTURED_LOGGING_ENV_VAR: "0"}
 """Environment variables with which the controller is made: nothing of Ray's own beside it."""
 
@@ -74,9 +75,11 @@ class ElasticController(TrainController):
 
     worker_group_cls = ElasticWorkerGroup
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._health_check_interval_s = POLL_EVERY_S
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        group = self.get_worker_group()
+        is_changing = isinstance(group, ElasticWorkerGroup) and group.is_changing
+        self._health_check_interval_s = POLL_SOON_S if is_changing else POLL_EVERY_S
+        return await super()._poll_workers()
 
     def let_go(self) -> None:
         """Ends what is left of the workers; from any thread, after the control loop."""

@@ -32,6 +32,8 @@ from raytrain.events.kinds import Event, WorkerLeaving, WorkerLeft, WorkerLost, 
 
 SILENT_S = 120.0
 """A worker whose process has not answered for so long is lost, if its heartbeats did not tell before; Ray Train's is 600."""
+SOON_S = 10.0
+"""After so long a worker that was asked for has begun, or waits for room."""
 
 
 class ElasticWorkerGroup(WorkerGroup):
@@ -53,6 +55,8 @@ class ElasticWorkerGroup(WorkerGroup):
         self._leaving: set[str] = set()
         """Workers whose nodes are about to go away, or whose places others need."""
         self._num_asked = 0
+        self._asked_at = 0.0
+        """When a worker was asked for last, in monotonic seconds."""
         self._worker_health_check_timeout_s = SILENT_S
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
@@ -106,6 +110,12 @@ class ElasticWorkerGroup(WorkerGroup):
             room = self._places.take()
             self._joiners.append(Joiner(self._num_asked, self._resources, room, self._wiring.slow_timeout_s))
             self._num_asked += 1
+            self._asked_at = time.monotonic()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether there is more to do than usual: a worker was just asked for, or leaves."""
+        return bool(self._leaving) or time.monotonic() - self._asked_at < SOON_S
 
     def _staying(self) -> list[Joiner]:
         return [joiner for joiner in self._running if joiner.name not in self._leaving]

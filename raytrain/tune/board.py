@@ -126,7 +126,8 @@ class Board(Callback):  # type: ignore[misc]
     def look(self, trials: list[Trial], now: float, outcome: str = "") -> None:
         """Shows what is known now, and writes it down; `outcome` ends the sweep."""
         self._ask()
-        self.view = replace(self.view, trials=tuple(self._trial(trial) for trial in sorted(trials, key=name_of)), outcome=outcome)
+        shown = tuple(self._trial(trial) for trial in sorted(trials, key=name_of))
+        self.view = replace(self.view, trials=shown, outcome=outcome)
         self._viewer.show(self.view, now)
         if now >= self._next_write or outcome:
             self._next_write = now + WRITE_EVERY_S

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray import cloudpickle
+
 from raytrain.config import RunConfig
 from raytrain.launch.storage import absolute
 from raytrain.task import Task
@@ -55,6 +57,32 @@ class Recipe:
         own = {key: value for key, value in plain.items() if not key.startswith(RUN)}
         run = {key.removeprefix(RUN): value for key, value in plain.items() if key.startswith(RUN)}
         return self.make(**{**self.fixed, **own}), RunConfig(**{**self.config.model_dump(), **run, **settings})
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A recipe on its way to other processes; opened in this one, it is the recipe that was packed.
+
+    Ray Tune unpickles in the driver what it sends to trials. A class that was defined in a script would be made anew by
+    that, for which pydantic reads the script's source again, from wherever the program is at that moment.
+    """
+
+    data: bytes
+
+    def open(self) -> Recipe:
+        if self.data not in _opened:
+            _opened[self.data] = cloudpickle.loads(self.data)
+        return _opened[self.data]
+
+    @classmethod
+    def of(cls, made: Recipe) -> Packed:
+        data = cloudpickle.dumps(made)
+        _opened[data] = made
+        return cls(data)
+
+
+_opened: dict[bytes, Recipe] = {}
+"""What was packed or opened in this process."""
 
 
 def recipe(make: Callable[..., Task], config: RunConfig | None, fixed: Mapping[str, Any] | None = None) -> Recipe:

@@ -12,7 +12,7 @@ from raytrain.config import RunConfig
 from raytrain.errors import ConfigError
 from raytrain.launch.cluster import choose_accelerator, worker_resources
 from raytrain.task import Task
-from raytrain.tune.recipe import Recipe, recipe
+from raytrain.tune.recipe import Packed, Recipe, recipe
 from raytrain.tune.trial import EndsInOrder, Terms, run_trial
 
 HEAD = {"node:__internal_head__": 0.001}
@@ -40,22 +40,23 @@ def trainable(task: Callable[..., Task], config: RunConfig | None = None) -> Cal
 def as_trainable(made: Recipe, terms: Terms) -> Callable[[dict[str, Any]], None]:
     """A function for `ray.tune.Tuner`; see `trainable`."""
     check_elasticity(made.config)
+    packed = Packed.of(made)
 
     def trial(config: dict[str, Any]) -> None:
-        run_trial(made, terms, config)
+        run_trial(packed.open(), terms, config)
 
     trial.__mixins__ = (EndsInOrder,)  # type: ignore[attr-defined]
-    with_room: Callable[[dict[str, Any]], None] = tune.with_resources(trial, partial(smallest_group, made))
+    with_room: Callable[[dict[str, Any]], None] = tune.with_resources(trial, partial(smallest_group, packed))
     return with_room
 
 
-def smallest_group(made: Recipe, values: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+def smallest_group(packed: Packed, values: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     """What Ray Tune reserves for a trial; called in the driver, once per trial, before the trial starts.
 
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
     """
-    _, config = made.resolve(values)
+    _, config = packed.open().resolve(values)
     worker = worker_resources(config, choose_accelerator(config.accelerator))
     return tune.PlacementGroupFactory([HEAD, *[worker] * config.min_workers])
 
