@@ -123,15 +123,24 @@ class Board(Callback):  # type: ignore[misc]
 
     # Called by the sweep, too
 
-    def look(self, trials: list[Trial], now: float, outcome: str = "") -> None:
-        """Shows what is known now, and writes it down; `outcome` ends the sweep."""
+    def look(self, trials: list[Trial], now: float) -> None:
+        """Shows what is known now, and writes it down."""
         self._ask()
-        shown = tuple(self._trial(trial) for trial in sorted(trials, key=name_of))
-        self.view = replace(self.view, trials=shown, outcome=outcome)
+        self.view = replace(self.view, trials=tuple(self._trial(trial) for trial in sorted(trials, key=name_of)))
         self._viewer.show(self.view, now)
-        if now >= self._next_write or outcome:
-            self._next_write = now + WRITE_EVERY_S
-            self._directory.write_json({**self._facts, "view": asdict(self.view)}, SWEEP)
+        if now >= self._next_write:
+            self._write(now)
+
+    def end(self, trials: list[Trial] | None, now: float) -> None:
+        """Ends the board; without trials where the sweep was stopped, since Ray Tune calls all of them ended then."""
+        outcome = "completed" if trials is not None and all(trial.is_finished() for trial in trials) else "stopped"
+        self.view = replace(self.view, outcome=outcome)
+        self.look(trials, now) if trials is not None else self._viewer.show(self.view, now)
+        self._write(now)
+
+    def _write(self, now: float) -> None:
+        self._next_write = now + WRITE_EVERY_S
+        self._directory.write_json({**self._facts, "view": asdict(self.view)}, SWEEP)
 
     def _trial(self, trial: Trial) -> TrialView:
         name = name_of(trial)
@@ -139,7 +148,7 @@ class Board(Callback):  # type: ignore[misc]
         curve = self._curves.get(trial.trial_id, ())
         step = max(claim.step if claim else 0, curve[-1][0] if curve else 0)
         num_steps, state = self._length(name, step), STATES[trial.status]
-        if state == views.STOPPED and step >= num_steps:
+        if state == views.STOPPED and 0 < num_steps <= step:
             state = views.COMPLETED
         return TrialView(
             name=name,

@@ -32,6 +32,7 @@ from raytrain.tune.trial import Terms
 
 QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "1",
@@ -88,8 +89,7 @@ class Engine:
                 analysis = self._tune(board, max(1, room_for(ray.cluster_resources(), worker) // self.example.min_workers))
             finally:
                 ray.kill(broker)
-            is_over = interrupts.signal is None and all(trial.is_finished() for trial in analysis.trials)
-            board.look(analysis.trials, time.time(), "completed" if is_over else "stopped")
+            board.end(None if interrupts.signal else analysis.trials, time.time())
             return analysis, board.view, interrupts.signal
 
     def _tune(self, board: Board, num_fitting: int) -> tune.ExperimentAnalysis:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a sweep: Ray Tune saves the sweep and ends it at SIGINT, so SIGTERM becomes one.
+"""Ctrl-C and SIGTERM during a sweep: Ray Tune saves the sweep and ends it, when it is told so by a signal of its own.
 
 Runs in the driver's main thread; elsewhere nothing is listened to.
 """
@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+TOLD = signal.SIGUSR1
+"""By which Ray Tune is told to end; while it runs it has a handler for it."""
+
 
 class Interrupts:
     """Which signal came first."""
@@ -19,28 +22,31 @@ class Interrupts:
         self.signal: int | None = None
 
     def listen(self) -> None:
-        """Takes SIGTERM over, also again from whoever took it since, and SIGINT as far as Ray Tune leaves it."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGINT, self._on_interrupt)
+        """Takes SIGINT and SIGTERM over, also again from whoever took them since; only the main thread can."""
+        if _is_main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.on_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signal = self.signal or number
-        signal.raise_signal(signal.SIGINT)
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.signal = self.signal or number
-        raise KeyboardInterrupt
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first signal ends the sweep in order; a second one, or one before it runs, is a KeyboardInterrupt."""
+        is_first, self.signal = self.signal is None, self.signal or number
+        if is_first and callable(signal.getsignal(TOLD)):
+            signal.raise_signal(TOLD)
+        else:
+            raise KeyboardInterrupt
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupts]:
     """Listens for as long as the block lasts."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    interrupts = Interrupts()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, TOLD)}
     try:
-        yield interrupts
+        yield Interrupts()
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if _is_main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -6,7 +6,6 @@ does is in `trial`, who gets which workers in `deal`.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -110,7 +109,7 @@ class Sweep:
             best=best_trial(board, runs),
             view=board,
             grid=ResultGrid(analysis),
-            stopped_by=(stopped_by or signal.SIGINT.value) if board.outcome == "stopped" else None,
+            stopped_by=stopped_by,
         )
 
     def _view(self) -> SweepView:
