@@ -102,3 +102,10 @@ def test_without_scores_the_best_is_the_newest_and_without_checkpoints_there_is_
 def test_r8_after_a_fallback_the_verified_one_stays_though_a_damaged_one_is_newer() -> None:
     damaged_is_newest = history(0.5, 0.4, 0.3)
     assert steps(to_delete(damaged_is_newest, 1, 0, BEST, verified=damaged_is_newest[1].name)) == [10]
+
+
+def test_one_to_which_somebody_refers_stays() -> None:
+    found = history(None, None, None, None)
+    kept = to_delete(found, keep_newest=1, keep_best=0, best="min:valid/loss", pinned={found[1].name})
+    assert found[1] not in kept
+    assert len(kept) == 2

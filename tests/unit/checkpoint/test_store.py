@@ -317,3 +317,14 @@ def test_reading_checks_the_digest_and_the_name(store: CheckpointStore, tmp_path
 def test_a_checkpoint_travels_between_processes(store: CheckpointStore) -> None:
     checkpoint = write(store, 1)
     assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
+
+
+def test_pins_are_kept_for_others_and_damaged_ones_are_none(tmp_path: Path) -> None:
+    run_dir = RunDir.at(str(tmp_path), "run")
+    store = CheckpointStore(run_dir)
+    assert store.pinned() == frozenset()
+    store.pin(["step-000000001"])
+    store.pin(["step-000000002", "step-000000003"])
+    assert CheckpointStore(run_dir).pinned() == {"step-000000002", "step-000000003"}
+    Path(run_dir.child("pins.json")).write_text("[")
+    assert store.pinned() == frozenset()
