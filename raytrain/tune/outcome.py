@@ -63,8 +63,8 @@ class SweepResult:
 
     @property
     def table(self) -> pandas.DataFrame:
-        """One row per trial: name, state, hyperparameters, workers' part left out: step, the metric's best value and its
-        step, the newest value, and the run's directory."""
+        """One row per trial: its name and state, its hyperparameters, finished steps, the best value of the sweep's metric
+        and its step, the newest value, and the directory of its run."""
         import pandas
 
         return pandas.DataFrame([self._row(number) for number in range(len(self.view.trials))])

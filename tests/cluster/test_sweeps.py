@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from ray import tune
-from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.schedulers.pb2 import PB2
 
 import raytrain
@@ -205,3 +206,32 @@ def test_r15_other_schedulers_and_searchers_come_to_their_end(tmp_path: Path, sc
         assert list(curve(events)) == list(range(len(curve(events)))), "no step is missing over pauses"
         assert {step for step, _ in trial.curve} <= evaluations(events).keys()
         assert any(isinstance(event, RunStarted) for event in events)
+
+
+def test_r15_a_plain_tuner_runs_elastic_trials_and_refuses_unknown_keys_before_the_first_one(tmp_path: Path) -> None:
+    config = settings(storage=str(tmp_path / "runs"), workers=(1, 2), logical_workers=2, best=f"min:{METRIC}")
+    where = tune.RunConfig(name="plain", storage_path=str(tmp_path / "tune"), verbose=0)
+
+    def tuner(space: dict[str, Any]) -> tune.Tuner:
+        scheduler = ASHAScheduler(time_attr="epoch", max_t=3, grace_period=1, reduction_factor=2)
+        how = tune.TuneConfig(metric=METRIC, mode="min", scheduler=scheduler)
+        return tune.Tuner(raytrain.trainable(Gated, config), param_space=space, tune_config=how, run_config=where)
+
+    with pytest.raises(FourPartError, match=r"sweep.space.rate[\s\S]*did you mean"):
+        tuner({"rate": tune.grid_search([0.05])}).fit()
+    assert not (tmp_path / "runs").exists()
+    try:
+        grid = tuner({"lr": tune.grid_search([0.05, 0.0]), "run.clip_norm": 0.5}).fit()
+    finally:
+        ray.kill(ray.get_actor("raytrain-broker/plain"))  # it would end by itself, a while after the last trial
+    assert not grid.errors
+    table = grid.get_dataframe()
+    assert set(table["step"]) <= {EPOCH, 2 * EPOCH, 3 * EPOCH}
+    assert [(row.epoch * EPOCH, row.rows) for row in table.itertuples()] == [
+        (r.step, r.epoch * 203) for r in table.itertuples()
+    ]
+    for result in grid:
+        trial = RunDir.at(str(tmp_path / "runs" / "plain"), Path(result.path).name)
+        assert evaluations(list(read(trial)))[result.metrics["step"]] == result.metrics[METRIC], "global, of the last report"
+        reference = Path(result.checkpoint.path, "raytrain.json").read_text()
+        assert len(reference) < 1000, "a checkpoint is passed by reference"

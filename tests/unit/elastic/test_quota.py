@@ -22,7 +22,7 @@ class Broker:
         self.asked: list[tuple[str, int]] = []
         self.hold = SimpleNamespace(remote=self.held.append)
         self.changed = SimpleNamespace(remote=lambda name, known: self.asked.append((name, known)) or "reference")
-        self.leave = SimpleNamespace(remote=lambda name: self.held.append(name))
+        self.leave = SimpleNamespace(remote=lambda name: None)
         monkeypatch.setattr(module, "ray", SimpleNamespace(wait=self._wait, get=self._get))
 
     def _wait(self, references: list[Any], timeout: float) -> Any:
