@@ -10,16 +10,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 TOLD = signal.SIGUSR1
 """By which Ray Tune is told to end; while it runs it has a handler for it."""
 
 
 class Interrupts:
-    """Which signal came first."""
+    """Which signal came first.
 
-    def __init__(self) -> None:
+    Args:
+        before: who had the signal by which Ray Tune is told, before this sweep: an earlier one leaves its handler.
+    """
+
+    def __init__(self, before: Any) -> None:
         self.signal: int | None = None
+        self._before = before
 
     def listen(self) -> None:
         """Takes SIGINT and SIGTERM over, also again from whoever took them since; only the main thread can."""
@@ -30,7 +36,8 @@ class Interrupts:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first signal ends the sweep in order; a second one, or one before it runs, is a KeyboardInterrupt."""
         is_first, self.signal = self.signal is None, self.signal or number
-        if is_first and callable(signal.getsignal(TOLD)):
+        handler = signal.getsignal(TOLD)
+        if is_first and callable(handler) and handler is not self._before:
             signal.raise_signal(TOLD)
         else:
             raise KeyboardInterrupt
@@ -41,7 +48,7 @@ def interruptible() -> Iterator[Interrupts]:
     """Listens for as long as the block lasts."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, TOLD)}
     try:
-        yield Interrupts()
+        yield Interrupts(before[TOLD])
     finally:
         if _is_main_thread():
             for number, handler in before.items():

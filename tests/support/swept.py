@@ -29,7 +29,7 @@ def main(storage: str, gate: str) -> int:
         fixed={"gate": gate},
         trials=1,
         concurrent=1,
-        scheduler=AsyncHyperBandScheduler(time_attr="epoch", max_t=4, grace_period=1, reduction_factor=2),
+        scheduler=AsyncHyperBandScheduler(time_attr="step", max_t=52, grace_period=13, reduction_factor=2),
     )
     result = sweep.fit()
     print(result.outcome, flush=True)

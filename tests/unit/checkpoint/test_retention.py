@@ -104,6 +104,14 @@ def test_r8_after_a_fallback_the_verified_one_stays_though_a_damaged_one_is_newe
     assert steps(to_delete(damaged_is_newest, 1, 0, BEST, verified=damaged_is_newest[1].name)) == [10]
 
 
+@given(histories, st.sets(st.sampled_from([directory_name(10 * step, 1) for step in range(1, 12)])), st.integers(0, 2))
+def test_r8_one_to_which_somebody_refers_stays_and_changes_nothing_for_the_others(
+    found: list[Checkpoint], pinned: set[str], keep_best: int
+) -> None:
+    deleted = to_delete(found, 2, keep_best, BEST, pinned=pinned)
+    assert steps(deleted) == steps([one for one in to_delete(found, 2, keep_best, BEST) if one.name not in pinned])
+
+
 def test_one_to_which_somebody_refers_stays() -> None:
     found = history(None, None, None, None)
     kept = to_delete(found, keep_newest=1, keep_best=0, best="min:valid/loss", pinned={found[1].name})

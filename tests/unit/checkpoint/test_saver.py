@@ -161,6 +161,40 @@ def test_r8_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert scene.failures() == []
 
 
+def test_r8_one_to_which_somebody_refers_stays_until_nobody_does(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.saver.save(take(1), {}, {})
+    assert scene.saver.wait(30)
+    scene.store.pin(["step-000000001"])
+    for step in (2, 3, 4):
+        scene.saver.save(take(step), {"valid/loss": 0.5}, {})
+    assert scene.saver.wait(30)
+    assert scene.steps() == [1, 3, 4]
+    scene.store.pin([])
+    scene.saver.save(take(5), {"valid/loss": 0.5}, {})
+    assert scene.saver.close(30)
+    assert scene.steps() == [4, 5]
+
+
+def test_r8_damaged_pins_do_not_stand_in_the_way_of_saving(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    (tmp_path / "pins.json").write_bytes(b"\xff[")
+    for step in (1, 2, 3):
+        scene.saver.save(take(step), {"valid/loss": 0.5}, {})
+    assert scene.saver.close(30)
+    assert (scene.steps(), scene.failures(), scene.saver.last_error) == ([2, 3], [], None)
+
+
+def test_r8_pins_that_cannot_be_read_are_told_and_nothing_is_deleted_but_the_save_is_good(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, FirstFail("open_input_stream", times=9, suffix="pins.json"))
+    for step in (1, 2, 3):
+        scene.saver.save(take(step), {"valid/loss": 0.5}, {})
+    assert scene.saver.close(30)
+    assert scene.steps() == [1, 2, 3]
+    assert scene.saver.last_error is None
+    assert all("old ones stay" in failure.reason for failure in scene.failures())
+
+
 def test_r7_what_killed_and_failed_saves_left_goes_with_the_next_good_one(tmp_path: Path) -> None:
     is_broken = True
 

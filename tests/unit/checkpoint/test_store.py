@@ -328,3 +328,23 @@ def test_pins_are_kept_for_others_and_damaged_ones_are_none(tmp_path: Path) -> N
     assert CheckpointStore(run_dir).pinned() == {"step-000000002", "step-000000003"}
     Path(run_dir.child("pins.json")).write_text("[")
     assert store.pinned() == frozenset()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[", b"\xff[", b'["step-0000'])
+def test_r8_pins_that_cannot_be_read_any_more_are_none(store: CheckpointStore, tmp_path: Path, damage: bytes) -> None:
+    store.pin(["step-000000001"])
+    (tmp_path / "run/pins.json").write_bytes(damage)
+    assert store.pinned() == frozenset()
+
+
+@pytest.mark.parametrize("operation", ["open_output_stream", "open_input_stream"])
+def test_r7_a_passing_error_does_not_lose_pins(tmp_path: Path, operation: str) -> None:
+    store = store_at(tmp_path, FirstFail(operation, times=2, suffix="pins.json"))
+    store.pin(["step-000000001"])
+    assert store.pinned() == {"step-000000001"}
+
+
+def test_r8_a_storage_that_does_not_answer_is_not_a_storage_without_pins(tmp_path: Path) -> None:
+    store_at(tmp_path).pin(["step-000000001"])
+    with pytest.raises(StorageError):
+        store_at(tmp_path, FirstFail("open_input_stream", times=3, suffix="pins.json")).pinned()

@@ -12,7 +12,14 @@ import torch
 from raytrain.config import RunConfig
 from raytrain.data import arrays
 from raytrain.errors import ResumeError
-from raytrain.launch.resume import check_same, describe, earlier_facts, list_differences, with_logical_workers
+from raytrain.launch.resume import (
+    check_same,
+    describe,
+    differences,
+    earlier_facts,
+    list_differences,
+    with_logical_workers,
+)
 from raytrain.launch.work import schedule
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
@@ -99,6 +106,21 @@ def test_r10_more_epochs_are_allowed_only_if_no_schedule_depends_on_them() -> No
     assert list_differences(facts(epochs=2), facts(epochs=3), can_extend=True) == []
     assert list_differences(facts(epochs=2), facts(epochs=3), can_extend=False) == ["number of steps: 4 -> 6"]
     assert list_differences(facts(epochs=3), facts(epochs=2), can_extend=True) == ["number of steps: 6 -> 4"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ({"a": 1, "b": [1]}, {"a": 1, "b": [1]}, []),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["space.a.b.c: 1 -> 2"]),
+        ({"a": 1}, {"b": 2}, ["space.a: 1 -> None", "space.b: None -> 2"]),
+        ({"a": 1}, {"a": {"b": 1}}, ["space.a: 1 -> {'b': 1}"]),
+        (None, {"a": 1}, ["space: None -> {'a': 1}"]),
+        ("x" * 61, "y" * 60, [f"space: {'x' * 57}... -> {'y' * 60}"]),
+    ],
+)
+def test_differences_name_the_place_and_both_values(old: Any, new: Any, lines: list[str]) -> None:
+    assert differences("space", old, new) == lines
 
 
 def test_r3_a_run_keeps_its_logical_workers_where_only_the_workers_change() -> None:

@@ -12,8 +12,9 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError, ConfigError
 from raytrain.rundir import EVENTS, RUN, RunDir
-from raytrain.tune.clone import clone, forget
-from raytrain.tune.reference import Reference, read_reference
+from raytrain.tune.clone import MARK, clone, forget
+from raytrain.tune.reference import Reference
+from tests.golden import check
 
 
 class Scene:
@@ -79,11 +80,47 @@ def test_a_step_must_stand_for_the_same_rows(scene: Scene) -> None:
     scene.config = RunConfig(name="mine", storage=scene.storage, global_batch=16)
     with pytest.raises(ConfigError) as refused:
         scene.clone()
-    assert (refused.value.where, refused.value.value) == ("run.global_batch", "8 in the trial that is cloned, 16 here")
+    check("errors/tune_clone_of_other_rows.txt", f"{refused.value}\n")
 
 
-def test_a_reference_is_what_ray_tune_keeps() -> None:
-    reference = Reference("s3://bucket/sweep", "trial-0001", 20, "step-000000020")
-    with reference.as_checkpoint() as checkpoint:
-        assert read_reference(checkpoint) == reference
-    assert read_reference(None) is None
+@pytest.mark.parametrize(("name", "here"), [("seed", 1), ("shuffle_window", 64), ("drop_last", True)])
+def test_every_setting_that_chooses_rows_counts(scene: Scene, name: str, here: Any) -> None:
+    scene.config = RunConfig(**scene.config.model_dump() | {name: here})
+    with pytest.raises(ConfigError) as refused:
+        scene.clone()
+    assert refused.value.where == f"run.{name}"
+
+
+def test_settings_that_leave_rows_as_they_are_may_differ(scene: Scene) -> None:
+    scene.config = RunConfig(**scene.config.model_dump() | {"workers": 3, "clip_norm": 1.0, "micro_batch": 2})
+    assert scene.clone() == 20
+
+
+def test_r7_a_damaged_file_is_not_taken_over_and_what_was_there_stays(scene: Scene) -> None:
+    Path(scene.theirs.child("checkpoints", "step-000000020", "state.pt")).write_bytes(b"x" * len(f"{scene.theirs.path} 20"))
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        scene.clone()
+    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [30]
+
+
+def test_one_that_died_in_the_middle_of_cloning_does_it_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(self: RunDir, value: Any, *names: str) -> None:
+        if names == (MARK,):
+            raise KeyboardInterrupt
+        write_json(self, value, *names)
+
+    write_json = RunDir.write_json
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDir, "write_json", dies)
+        with pytest.raises(KeyboardInterrupt):
+            scene.clone()
+    assert scene.clone() == 20
+    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [20]
+
+
+def test_forgetting_a_run_leaves_the_files_of_others_in_its_directory(scene: Scene) -> None:
+    CheckpointStore(scene.own).pin(["step-000000030"])
+    Path(scene.own.child("result.json")).write_text("of Ray Tune")
+    forget(scene.own)
+    assert [path.name for path in Path(scene.own.path).iterdir()] == ["result.json"]
+    forget(scene.own)

@@ -69,6 +69,32 @@ def test_what_others_wait_for_is_kept_back_where_that_helps(
     assert spare(free, extra, waiting) == expected
 
 
+@given(st.integers(-2, 8), st.integers(0, 8), st.lists(st.integers(1, 6), max_size=6))
+def test_room_is_kept_back_for_as_many_as_it_can_help_and_for_nobody_else(free: int, extra: int, waiting: list[int]) -> None:
+    total = max(0, free) + extra
+    helped = [sum(sorted(waiting)[:number]) for number in range(len(waiting) + 1)]
+    assert spare(free, extra, waiting) == total - max(kept for kept in helped if kept <= total)
+
+
+CURVES = st.dictionaries(
+    st.sampled_from("abcdef"), st.dictionaries(st.sampled_from([10, 20, 30]), st.floats(-9, 9), max_size=3), max_size=6
+)
+
+
+@given(CURVES)
+def test_ranks_are_shares_and_the_best_of_each_rung_has_none_before_it(curves: dict[str, dict[int, float]]) -> None:
+    found = ranks(curves, "min")
+    assert found.keys() == curves.keys()
+    assert all(0.0 <= rank < 1.0 for name, rank in found.items() if curves[name])
+    for rung in {max(curve) for curve in curves.values() if curve}:
+        there = {name: curve[rung] for name, curve in curves.items() if rung in curve}
+        for name, value in there.items():
+            if max(curves[name]) == rung and value == min(there.values()):
+                assert found[name] == 0.0
+    turned = {name: {step: -value for step, value in curve.items()} for name, curve in curves.items()}
+    assert ranks(turned, "max") == found
+
+
 def test_the_rank_is_that_among_all_who_came_as_far_whatever_they_did_later() -> None:
     curves = {"slow": {10: 0.5}, "fast": {10: 0.4, 20: 0.9}, "third": {10: 0.6, 20: 0.8}, "new": {}, "nan": {10: math.nan}}
     assert ranks(curves, "max") == {"slow": 0.25, "fast": 0.0, "third": 0.5, "new": 1.0, "nan": 1.0}
@@ -89,3 +115,13 @@ def test_one_whom_room_does_not_help_is_not_waited_for_for_ever() -> None:
     assert waiting.look({"stuck": 1, "large": 5}, 2, now=NO_HELP_S) == [1, 5]
     assert waiting.look({"stuck": 1, "large": 5}, 2, now=NO_HELP_S + 0.1) == [5], "the large one never had room"
     assert waiting.look({"stuck": 1}, 0, now=NO_HELP_S + 1) == [1], "without room it may be room that it waits for"
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 3)), max_size=20), st.integers(1, 3))
+def test_one_who_waits_is_given_up_only_after_room_for_all_of_that_time(looks: list[tuple[float, int]], need: int) -> None:
+    waiting, now, room_since = Waiting(), 0.0, None
+    for after_s, num_free in looks:
+        now += after_s
+        room_since = (now if room_since is None else room_since) if need <= num_free else None
+        is_given_up = room_since is not None and now - room_since > NO_HELP_S
+        assert waiting.look({"one": need}, num_free, now) == ([] if is_given_up else [need])

@@ -20,6 +20,16 @@ def with_metric(scheduler: Any) -> Any:
     return scheduler
 
 
+def pbt() -> PopulationBasedTraining:
+    return PopulationBasedTraining(time_attr="step", hyperparam_mutations={"lr": lambda: 0.1})
+
+
+class Controller:
+    """What schedulers ask of Ray Tune's loop."""
+
+    search_alg = type("Search", (), {"metric": "loss", "is_finished": lambda self: False})()
+
+
 def asha() -> AsyncHyperBandScheduler:
     return with_metric(AsyncHyperBandScheduler(time_attr="step", max_t=8, grace_period=1, reduction_factor=2))
 
@@ -44,15 +54,12 @@ def test_r15_the_rungs_of_asha_decide_as_if_nothing_had_happened() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: PopulationBasedTraining(time_attr="step", hyperparam_mutations={"lr": lambda: 0.1}),
+        pbt,
         lambda: HyperBandScheduler(time_attr="step", max_t=9),
     ],
     ids=["pbt", "hyperband"],
 )
 def test_references_to_trials_are_those_of_the_restored_ones(make: Any) -> None:
-    class Controller:
-        search_alg = type("Search", (), {"metric": "loss", "is_finished": lambda self: False})()
-
     before, after = with_metric(make()), with_metric(make())
     for trial in trials("a", "b"):
         before.on_trial_add(Controller(), trial)
@@ -60,6 +67,31 @@ def test_references_to_trials_are_those_of_the_restored_ones(make: Any) -> None:
     memory.load(memory.dump(before), after, restored)
     found = after._trial_state if isinstance(after, PopulationBasedTraining) else after._trial_info
     assert {id(trial) for trial in found} == {id(trial) for trial in restored}
+
+
+def test_a_trial_that_was_not_restored_is_forgotten_as_if_it_had_never_been() -> None:
+    before, after = with_metric(pbt()), with_metric(pbt())
+    for number, trial in enumerate(trials("a", "b", "gone")):
+        before.on_trial_add(Controller(), trial)
+        before._trial_state[trial].last_score = float(number)
+    memory.load(memory.dump(before), after, trials("a", "b"))
+    lower, upper = after._quantiles()
+    assert [trial.trial_id for trial in (*lower, *upper)] == ["a", "b"]
+
+
+def test_what_pbt_knew_of_a_trial_is_that_of_the_restored_one() -> None:
+    before, after = with_metric(pbt()), with_metric(pbt())
+    (trial,), (restored,) = trials("a"), trials("a")
+    before.on_trial_add(Controller(), trial)
+    before._trial_state[trial].last_score, before._trial_state[trial].last_perturbation_time = -0.5, 20
+    memory.load(memory.dump(before), after, [restored])
+    assert (after._trial_state[restored].last_score, after._trial_state[restored].last_perturbation_time) == (-0.5, 20)
+
+
+def test_settings_that_a_new_scheduler_of_the_same_kind_was_given_are_the_old_ones_again() -> None:
+    after = with_metric(AsyncHyperBandScheduler(time_attr="step", max_t=100, grace_period=50))
+    memory.load(memory.dump(asha()), after, [])
+    assert (after._max_t, after._metric, after._mode) == (8, "loss", "min")
 
 
 def test_what_is_unfinished_is_not_kept() -> None:

@@ -11,7 +11,9 @@ from torch import nn
 from raytrain.config import RunConfig
 from raytrain.errors import ConfigError
 from raytrain.launch.work import schedule
+from raytrain.task import Task
 from raytrain.tune.metrics import check_metric
+from tests.golden import check as golden
 from tests.support.tasks import Regression
 
 
@@ -52,6 +54,8 @@ def test_r15_what_no_trial_reports_is_refused_and_what_there_is_is_named(metric:
     with pytest.raises(ConfigError) as refused:
         check(metric)
     assert refused.value.rule == "is a metric that a trial reports: valid/loss, valid/mae"
+    if metric == "valid/mape":
+        golden("errors/tune_unknown_metric.txt", f"{refused.value}\n")
 
 
 def test_where_the_names_cannot_be_known_the_first_evaluation_tells() -> None:
@@ -61,5 +65,54 @@ def test_where_the_names_cannot_be_known_the_first_evaluation_tells() -> None:
 
 
 def test_a_task_that_evaluates_nothing_cannot_be_searched() -> None:
-    with pytest.raises(ConfigError, match="returns another source besides train"):
+    with pytest.raises(ConfigError) as refused:
         check("valid/loss", TrainsOnly())
+    golden("errors/tune_nothing_evaluated.txt", f"{refused.value}\n")
+
+
+class LossOnly(Regression):
+    """Has no metrics of its own."""
+
+    metrics = Task.metrics
+
+
+class Transformed(Regression):
+    """Its metrics need a column that only its transform makes."""
+
+    def transform(self, columns: Any) -> Any:
+        return {**columns, "twice": columns["y"] * 2}
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"twice": (model(batch["x"]) - batch["twice"]).abs().mean()}
+
+
+class TwoSources(Regression):
+    """Is evaluated on two sources."""
+
+    def data(self) -> dict[str, Any]:
+        return {**super().data(), "test": super().data()["valid"]}
+
+
+def test_a_task_without_metrics_has_its_loss() -> None:
+    check("valid/loss", LossOnly())
+    with pytest.raises(ConfigError, match=r"is a metric that a trial reports: valid/loss\n"):
+        check("valid/mae", LossOnly())
+
+
+def test_rows_are_transformed_first_as_in_the_evaluation() -> None:
+    check("valid/twice", Transformed())
+    with pytest.raises(ConfigError, match="valid/loss, valid/twice"):
+        check("valid/mae", Transformed())
+
+
+def test_each_source_has_the_metrics() -> None:
+    check("test/mae", TwoSources())
+    with pytest.raises(ConfigError, match="valid/loss, valid/mae, test/loss, test/mae"):
+        check("test/mape", TwoSources())
+
+
+def test_finding_out_draws_nothing_from_the_programs_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    check("valid/mae")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -10,6 +10,7 @@ import pytest
 
 from raytrain.config import RunConfig
 from raytrain.errors import ConfigError
+from raytrain.tune import recipe as module
 from raytrain.tune.recipe import Packed, recipe
 from tests.support.tasks import Gated, Regression
 
@@ -50,4 +51,35 @@ def test_a_packed_recipe_is_itself_where_it_was_packed_and_equal_elsewhere() -> 
     made = recipe(Regression, RunConfig(epochs=2))
     packed = pickle.loads(pickle.dumps(Packed.of(made)))
     assert packed.open() is made
-    assert Packed(packed.data + b"").open() is made
+
+
+def test_r15_a_recipe_opens_equal_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Packed.of(recipe(Gated, RunConfig(epochs=2), {"gate": "g"}))
+    monkeypatch.setattr(module, "_opened", {})
+    opened = packed.open()
+    assert opened is packed.open(), "once per process"
+    assert opened.resolve({"lr": 0.5}) == (Gated(lr=0.5, gate="g"), opened.config)
+    assert (opened.config.epochs, opened.fields) == (2, ["lr", "gate"])
+
+
+def test_a_trials_value_goes_before_what_is_fixed_and_the_trials_own_settings_before_both() -> None:
+    made = recipe(Regression, RunConfig(seed=1, epochs=2), {"lr": 0.1})
+    task, config = made.resolve({"lr": 0.2, "run.seed": 7}, epochs=5)
+    assert (task, config.seed, config.epochs) == (Regression(lr=0.2), 7, 5)
+    assert made.config.seed == 1
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    _, config = recipe(Regression, None).resolve({"run.seed": np.int64(7), "run.clip_norm": np.float32(0.5)})
+    assert (type(config.seed), type(config.clip_norm)) == (int, float)
+
+
+def test_a_function_is_checked_by_its_parameters_and_a_class_that_is_no_task_has_none() -> None:
+    assert recipe(make, None).fields == ["rate", "gate"]
+    with pytest.raises(ConfigError) as refused:
+        recipe(make, None).resolve({"rat": 0.1})
+    assert refused.value.where == "sweep.space.rat"
+
+
+def test_storage_elsewhere_stays_as_it_is() -> None:
+    assert recipe(Regression, RunConfig(storage="s3://bucket/runs")).config.storage == "s3://bucket/runs"

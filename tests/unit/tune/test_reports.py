@@ -75,6 +75,27 @@ def test_no_report_is_held_for_ever() -> None:
     assert [report.step for report in of(evaluated(10), ended)] == [10]
 
 
+def test_a_checkpoint_of_an_earlier_step_is_not_the_one_that_is_waited_for() -> None:
+    assert of(evaluated(20), saved(10)) == []
+    assert of(evaluated(20), kinds.CheckpointFailed(step=10, reason="full")) == []
+
+
+def test_an_evaluation_that_is_done_again_is_told_once_with_its_new_values() -> None:
+    reports = of(evaluated(10, 0.5), restored(0), evaluated(10, 0.4), saved(10))
+    assert [report.metrics["valid/loss"] for report in reports] == [0.4]
+
+
+def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored() -> None:
+    reports = of(evaluated(10), saved(10), evaluated(20), saved(20), restored(10), evaluated(14))
+    assert reports[-1].checkpoint == "step-10"
+
+
+def test_a_report_whose_checkpoint_is_there_but_was_not_told_of_comes_with_the_restore() -> None:
+    """The evaluation is in the checkpoint, so it is not done again, and nothing else would tell of it."""
+    reports = of(evaluated(10), restored(10), evaluated(20), saved(20))
+    assert [(report.step, report.checkpoint) for report in reports] == [(10, "step-10"), (20, "step-20")]
+
+
 def test_a_replay_leaves_out_what_was_lost_and_what_will_be_done_again() -> None:
     log = [
         *(started(), restored(0), evaluated(10, 0.1), saved(10), evaluated(20, 0.2)),
@@ -82,3 +103,14 @@ def test_a_replay_leaves_out_what_was_lost_and_what_will_be_done_again() -> None
     ]
     reports = Replay(Reports(lambda step: True)).over(log, up_to=20)
     assert [(report.step, report.metrics["valid/loss"]) for report in reports] == [(10, 0.1), (20, 0.3)]
+
+
+def test_a_killed_run_whose_last_checkpoint_was_not_told_of_loses_no_report() -> None:
+    reports = Reports(lambda step: True)
+    told = Replay(reports).over([started(), restored(0), evaluated(10, 0.1)], up_to=10)
+    told += [report for event in (started(), restored(10)) for report in reports.take(event)]
+    assert [(report.step, report.metrics["valid/loss"]) for report in told] == [(10, 0.1)]
+
+
+def test_a_replay_of_nothing_is_nothing() -> None:
+    assert Replay(Reports(lambda step: True)).over([], up_to=10) == []

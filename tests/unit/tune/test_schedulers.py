@@ -20,6 +20,7 @@ from raytrain.config import RunConfig
 from raytrain.errors import ConfigError
 from raytrain.sweep_config import SweepConfig
 from raytrain.tune.schedulers import Choice
+from tests.golden import check
 
 SPACE = {"lr": tune.uniform(0, 1)}
 
@@ -53,28 +54,58 @@ def pbt(**changed: Any) -> PopulationBasedTraining:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "where", "value"),
+    ("arguments", "mistake"),
     [
-        ({"searcher": [OptunaSearch(), OptunaSearch()]}, "sweep.search", "2 searchers"),
-        ({"scheduler": pbt(), "search": "optuna"}, "sweep.search", "optuna, with PopulationBasedTraining"),
-        ({"search": "optuna", "space": {"lr": tune.grid_search([1])}}, "sweep.space.lr", "a grid, with optuna"),
-        ({"scheduler": pbt(**{"run.global_batch": [8, 16]})}, "sweep.scheduler", "changes run.global_batch"),
-        ({"scheduler": AsyncHyperBandScheduler(metric="loss", mode="min")}, "sweep.scheduler", "has the metric loss"),
-        ({"scheduler": HyperBandScheduler(), "concurrent": 2}, "sweep.concurrent", "2"),
-        ({"scheduler": HyperBandScheduler(), "workers": 4}, "sweep.workers", "(4, 4)"),
+        ({"searcher": [OptunaSearch(), OptunaSearch()]}, "two_searchers"),
+        ({"scheduler": pbt(), "search": "optuna"}, "optuna_with_pbt"),
+        ({"search": "optuna", "space": {"lr": tune.grid_search([1])}}, "grid_with_optuna"),
+        ({"scheduler": pbt(**{"run.global_batch": [8, 16]})}, "pbt_changes_rows"),
+        ({"scheduler": AsyncHyperBandScheduler(metric="loss", mode="min")}, "scheduler_with_metric"),
+        ({"scheduler": HyperBandScheduler(), "concurrent": 2}, "hyperband_concurrent"),
+        ({"scheduler": HyperBandScheduler(), "workers": 4}, "hyperband_workers"),
         (
             {"searcher": OptunaSearch(space={"lr": tune.uniform(0, 1)}, metric="loss", mode="min")},
-            "sweep.search",
-            "OptunaSearch with a space of its own",
+            "searcher_with_space",
         ),
     ],
 )
-def test_r15_what_does_not_go_together_is_refused_with_four_parts(arguments: Any, where: str, value: str) -> None:
+def test_r15_what_does_not_go_together_is_refused_with_four_parts(arguments: Any, mistake: str) -> None:
     with pytest.raises(ConfigError) as refused:
         choose(**arguments)
-    assert (refused.value.where, refused.value.value) == (where, value)
-    assert refused.value.rule
-    assert refused.value.fix
+    check(f"errors/tune_{mistake}.txt", f"{refused.value}\n")
+
+
+def test_pb2_may_not_change_rows_either() -> None:
+    bounded = FIFOScheduler()
+    bounded._hyperparam_bounds = {"run.seed": [0, 9]}
+    with pytest.raises(ConfigError, match=r"changes run\.seed"):
+        choose(bounded)
+
+
+def test_what_goes_together_is_not_refused() -> None:
+    given = pbt()
+    assert choose(given).scheduler is given
+    assert type(choose(search="optuna").searcher) is OptunaSearch
+    searcher = OptunaSearch()
+    assert choose(searcher=searcher).searcher is searcher
+    assert choose(space={"lr": tune.grid_search([1])}).searcher is None
+    choose(concurrent=2, workers=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "grace", "length"),
+    [
+        ({"epochs": 1}, 1, 1),
+        ({"epochs": 30}, 1, 30),
+        ({"epochs": 270}, 10, 270),
+        ({"steps": 900}, 33, 900),
+        ({"steps": 900, "eval_every": 50}, 50, 900),
+        ({"steps": 40, "eval_every": 50}, 40, 40),
+    ],
+)
+def test_the_first_rung_is_not_before_the_first_evaluation(settings: Any, grace: int, length: int) -> None:
+    scheduler = Choice.of(None, None, SweepConfig(), RunConfig(**settings), SPACE).scheduler
+    assert (scheduler._brackets[0]._rungs[-1][0], scheduler._max_t) == (grace, length)
 
 
 def test_a_searcher_that_learns_does_not_run_ahead_of_the_cluster_and_random_values_need_not_wait() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from raytrain.elastic.places import extra_prefix
 from raytrain.elastic.quota import Claim
-from raytrain.tune.table import RANKS_HOLD_S, SILENT_S, Table
+from raytrain.tune.table import RANKS_HOLD_S, SILENT_S, Table, extra_workers
 
 WORKER = {"CPU": 1.0}
 
@@ -52,6 +52,41 @@ def test_a_trial_that_waits_takes_extra_workers_back_but_extra_workers_that_wait
     assert sum(scene.look(0).values()) == 4
     scene.group("PENDING", "", num_workers=2)
     assert scene.look(0) == {"sweep/trial-1": 1, "sweep/trial-11": 1}
+
+
+def test_what_lost_its_node_and_is_placed_again_waits_too() -> None:
+    scene = Scene()
+    scene.group("CREATED", f"{extra_prefix('sweep/trial-1')}x")
+    scene.group("RESCHEDULING")
+    assert sum(scene.look(0).values()) == 2
+
+
+def test_one_whom_no_room_would_help_takes_nothing_back() -> None:
+    scene = Scene()
+    scene.group("CREATED", f"{extra_prefix('sweep/trial-1')}x")
+    scene.group("PENDING", num_workers=9)
+    assert sum(scene.look(0).values()) == 3
+
+
+def test_extra_workers_are_those_of_the_trial_of_just_this_name() -> None:
+    names = ["sweep/trial-1", "sweep/trial-11", "other/trial-1"]
+    groups = {str(number): {"name": f"{extra_prefix(name)}x", "state": "CREATED"} for number, name in enumerate(names)}
+    assert extra_workers(groups, names[:2]) == {"sweep/trial-1": 1, "sweep/trial-11": 1}
+
+
+def test_a_new_broker_takes_workers_that_trials_have_as_theirs() -> None:
+    """So that nobody's worker has to move since the broker died."""
+    scene = Scene()
+    scene.group("CREATED", f"{extra_prefix('sweep/trial-11')}x")
+    assert scene.look(0) == {"sweep/trial-1": 1, "sweep/trial-11": 2}
+
+
+def test_a_look_says_whether_anything_is_another_number_than_before() -> None:
+    scene = Scene()
+    looks = [scene.table.look({}, {"CPU": float(num_free)}, scene.now) for num_free in (1, 1, 2)]
+    assert looks == [True, False, True]
+    assert scene.table.look({}, {}, scene.now + SILENT_S) is True, "nobody has anything any more"
+    assert scene.table.look({}, {}, scene.now + SILENT_S) is False
 
 
 def test_a_silent_trial_is_over_and_its_share_goes_to_others() -> None:
