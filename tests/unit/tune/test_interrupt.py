@@ -58,17 +58,18 @@ def test_an_error_gives_the_signals_back_too() -> None:
 
 
 def test_in_another_thread_nothing_is_listened_to() -> None:
-    before, heard = [signal.getsignal(number) for number in NUMBERS], []
+    before, heard = [signal.getsignal(number) for number in NUMBERS], list[Any]()
 
     def elsewhere() -> None:
         with interruptible() as interrupts:
             interrupts.listen()
             heard.append([signal.getsignal(number) for number in NUMBERS])
+        heard.append("and it ends")
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert heard == [before]
+    assert heard == [before, "and it ends"]
 
 
 @pytest.mark.parametrize("left", [signal.SIG_DFL, lambda number, frame: None], ids=["nothing", "an earlier sweep"])

@@ -72,6 +72,14 @@ def test_a_trials_value_goes_before_what_is_fixed_and_the_trials_own_settings_be
 def test_numbers_of_numpy_become_plain_ones() -> None:
     _, config = recipe(Regression, None).resolve({"run.seed": np.int64(7), "run.clip_norm": np.float32(0.5)})
     assert (type(config.seed), type(config.clip_norm)) == (int, float)
+    seen: list[type] = []
+
+    def make_of(rate: object, name: object) -> Gated:
+        seen.extend([type(rate), type(name)])
+        return Gated()
+
+    recipe(make_of, None).resolve({"rate": np.float32(0.5), "name": np.str_("a")})
+    assert seen == [float, str]
 
 
 def test_a_function_is_checked_by_its_parameters_and_a_class_that_is_no_task_has_none() -> None:

@@ -220,11 +220,11 @@ def test_one_that_ray_tune_knows_is_never_thrown_away(stage: Stage) -> None:
 def test_another_trials_checkpoint_is_cloned_and_its_reports_are_not_told_as_ones_own(stage: Stage) -> None:
     theirs = RunDir.at(f"{stage.storage}/sweep", "trial-0000")
     theirs.write_json({"run": RunConfig().model_dump(mode="json")}, RUN)
-    name = CheckpointStore(theirs).write(20, {"state.pt": b"theirs"}, {}, {}).name
-    stage.reference = Reference(f"{stage.storage}/sweep", "trial-0000", 20, name)
+    CheckpointStore(theirs).write(30, {"state.pt": b"theirs"}, {}, {})
+    stage.reference = Reference(f"{stage.storage}/sweep", "trial-0000", 20, "step-000000020")
     stage.run(lr=0.5)
-    assert [checkpoint.step for checkpoint in CheckpointStore(stage.own).list()] == [20]
-    assert stage.fits[0][-1]._known == 20
+    assert [checkpoint.step for checkpoint in CheckpointStore(stage.own).list()] == [30]
+    assert stage.fits[0][-1]._known == 30, "the one of step 20 has gone since"
 
 
 def test_the_process_of_a_trial_stays_until_its_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
