@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from raytrain.version import VERSION
+
 if TYPE_CHECKING:
     from raytrain.cli.job import main as main
     from raytrain.config import RunConfig as RunConfig
@@ -40,6 +42,7 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

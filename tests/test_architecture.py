@@ -6,6 +6,7 @@ A module imports from lower floors or from its own package; the façade `raytrai
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import raytrain
 
 PACKAGE = Path(raytrain.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["errors", "units"], 0),
+    **dict.fromkeys(["errors", "units", "version"], 0),
     **dict.fromkeys(["config", "sweep_config", "task", "rundir"], 1),
     **dict.fromkeys(["plan", "events"], 2),
     **dict.fromkeys(["rendezvous"], 3),
@@ -143,3 +144,7 @@ def test_every_public_name_is_there() -> None:
         assert getattr(raytrain, name).__module__.startswith("raytrain.")
     with pytest.raises(AttributeError, match="no attribute 'trainer'"):
         raytrain.trainer  # noqa: B018
+
+
+def test_the_version_is_the_one_that_is_installed() -> None:
+    assert raytrain.__version__ == importlib.metadata.version("raytrain")

@@ -19,6 +19,7 @@ from raytrain.events.words import count_of
 from raytrain.launch.work import Schedule, plan_facts
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
+from raytrain.version import VERSION
 
 RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
 """Settings that alter the result besides those that are in the plan."""
@@ -29,8 +30,6 @@ PLAN_NAMES = {"num_rows": "rows of train", "chunk_rows": "chunks of train", "num
 
 def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
     """The content of run.json: everything that the result depends on, and with which versions it was made."""
-    from importlib.metadata import version
-
     return {
         "format": 1,
         "task": {"name": type(task).__name__, "fields": task.model_dump(mode="json")},
@@ -39,7 +38,7 @@ def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
         "plan": plan_facts(work.train),
         "data": {name: source.fingerprint() for name, source in work.sources.items()},
         "versions": {
-            "raytrain": version("raytrain"),
+            "raytrain": VERSION,
             "torch": torch.__version__,
             "ray": ray.__version__,
             "python": platform.python_version(),
