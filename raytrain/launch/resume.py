@@ -91,18 +91,19 @@ def with_logical_workers(config: RunConfig, before: dict[str, Any] | None) -> Ru
     return RunConfig(**config.model_dump() | {"logical_workers": num_logical})
 
 
-def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, Any], can_extend: bool) -> None:
+def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, Any], fewest_steps: int | None) -> None:
     """Compares a run that is there with the one that is asked for.
 
     Args:
         before: of `earlier_facts`.
         facts: of `describe`, for this start.
-        can_extend: whether more steps than before leave the earlier ones as they were (no schedule depends on them).
+        fewest_steps: as many may be asked for, or more, without altering what is done; None if no other number may be,
+            since a schedule depends on it.
 
     Raises:
         ResumeError: something that alters the result differs.
     """
-    if before is not None and (differences := list_differences(before, facts, can_extend)):
+    if before is not None and (differences := list_differences(before, facts, fewest_steps)):
         raise ResumeError(
             f"run {run_dir.path}",
             "\n         ".join(differences),
@@ -111,8 +112,8 @@ def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, 
         )
 
 
-def list_differences(before: dict[str, Any], now: dict[str, Any], can_extend: bool) -> list[str]:
-    """What alters the result and differs, as "name: before -> now"."""
+def list_differences(before: dict[str, Any], now: dict[str, Any], fewest_steps: int | None) -> list[str]:
+    """What alters the result and differs, as "name: before -> now"; `fewest_steps` as in `check_same`."""
     parts = [
         ("task", before["task"]["name"], now["task"]["name"]),
         ("task", before["task"]["fields"], now["task"]["fields"]),
@@ -120,8 +121,7 @@ def list_differences(before: dict[str, Any], now: dict[str, Any], can_extend: bo
         *((PLAN_NAMES.get(name, f"run.{name}"), before["plan"].get(name), now["plan"][name]) for name in now["plan"]),
         *(("run." + name, before["run"].get(name), now["run"].get(name)) for name in RESULT_SETTINGS),
     ]
-    longer = can_extend and now["num_steps"] > before["num_steps"]
-    if not longer:
+    if fewest_steps is None or now["num_steps"] < fewest_steps:
         parts.append(("number of steps", before["num_steps"], now["num_steps"]))
     return [line for name, old, new in parts for line in differences(name, old, new)]
 

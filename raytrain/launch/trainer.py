@@ -77,8 +77,9 @@ class Trainer:
         work = schedule(self._task, config)
         run_dir = storage.check_writable(config.storage, config.name)
         facts = resume.describe(self._task, config, work)
-        resume.check_same(run_dir, before, facts, can_extend=type(self._task).scheduler is Task.scheduler)
-        if resume.newest_step(run_dir) >= work.num_steps:
+        done = resume.newest_step(run_dir)
+        resume.check_same(run_dir, before, facts, done if type(self._task).scheduler is Task.scheduler else None)
+        if done >= work.num_steps:
             return _result(run_dir, config, "already complete")
         with listen() as wish:
             outcome = self._train(config, work, facts, viewer or Nobody(), wish)
