@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,6 +27,9 @@ from raytrain.rendezvous.state import Generation
 
 FORMING_TIMEOUT_S = 10.0
 """A peer that dies while the group forms is noticed after this time at the latest."""
+
+MAX_CONNECTING = 2048
+"""Workers that connect to the leader's store at once; more than that are asked to come again."""
 
 # gloo reports a dead or silent peer as a RuntimeError with a text of its own; NCCL and the store raise DistError kinds.
 _LOSS = re.compile(
@@ -87,8 +91,15 @@ class Group:
 
 
 def serve_store(host: str) -> TCPStore:
-    """The store that this worker offers to the generations that it leads; on a free port."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=FORMING_TIMEOUT_S))
+    """The store that this worker offers to the generations that it leads.
+
+    It listens on a free port of `host` alone; left to itself, TCPStore would listen on all interfaces.
+    """
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTING)
+    port: int = listening.getsockname()[1]
+    limit = timedelta(seconds=FORMING_TIMEOUT_S)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach())
 
 
 @contextmanager

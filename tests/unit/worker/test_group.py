@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from raytrain.errors import InternalError
 from raytrain.rendezvous.state import Entrant, Generation
@@ -31,6 +33,15 @@ def test_nothing_is_left_of_a_group_after_its_block() -> None:
         with form(Generation(number, generation.members, "loss"), "w0", store, CPU, 10.0):
             assert dist.is_initialized()
         assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_store_listens_on_the_address_of_its_host_alone(host: str) -> None:
+    store = serve_store(host)
+    listening = psutil.Process().net_connections("tcp")
+    assert [found.laddr.ip for found in listening if found.laddr.port == store.port and not found.raddr] == [host]
+    store.set("key", "value")
+    assert TCPStore(host, store.port, is_master=False).get("key") == b"value"
 
 
 def test_r6_a_peer_that_never_comes_is_given_up_soon_however_long_a_step_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
