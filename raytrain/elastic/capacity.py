@@ -36,17 +36,22 @@ class Placed(Protocol):
 P = TypeVar("P", bound=Placed)
 
 
-def surplus(staying: Sequence[P], coming: Sequence[P], num_finished: int, max_workers: int) -> list[P]:
+def surplus(staying: Sequence[P], coming: Sequence[P], num_finished: int, min_workers: int, max_workers: int) -> list[P]:
     """Who is to give its place back, since there are more than the run may have: first those that come, the newest first.
+
+    Those that train are sent away only as long as `min_workers` of them stay: a reserved place that was lost with its node
+    is asked for again, and may take long to come.
 
     Args:
         staying: workers that run and are not about to leave, oldest first.
         coming: workers that were asked for and do not run yet, oldest first.
         num_finished: workers that have finished the run; once there are some, nobody is sent away.
-        max_workers: the most that the run may have.
+        min_workers, max_workers: the fewest with which the run trains, and the most that it may have.
     """
     num_over = 0 if num_finished else max(0, len(staying) + len(coming) - max_workers)
-    return [one for one in (*reversed(coming), *reversed(staying)) if one.is_extra][:num_over]
+    newcomers = [one for one in reversed(coming) if one.is_extra]
+    trainees = [one for one in reversed(staying) if one.is_extra][: max(0, len(staying) - min_workers)]
+    return [*newcomers, *trainees][:num_over]
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Quota:
     """
 
     def __init__(self, share: Share | None, low: int, high: int, resources: dict[str, float]) -> None:
-        self._share, self._low, self._high, self._resources = share, low, high, resources
+        self._share, self.low, self._high, self._resources = share, low, high, resources
         self.num = low if share else high
         """The most workers now."""
         self._asked: Any = None
@@ -55,7 +55,7 @@ class Quota:
         if self._share is None:
             return
         broker, name = self._share.broker, self._share.name
-        broker.hold.remote(Claim(name, self._low, self._high, self._resources, num_workers, step))
+        broker.hold.remote(Claim(name, self.low, self._high, self._resources, num_workers, step))
         if self._asked is None or ray.wait([self._asked], timeout=0)[0]:
             self._take()
             self._asked = broker.changed.remote(name, self.num)
@@ -69,6 +69,6 @@ class Quota:
         if self._asked is None:
             return
         try:
-            self.num = max(self._low, min(self._high, ray.get(self._asked)))
+            self.num = max(self.low, min(self._high, ray.get(self._asked)))
         except RayError:
             return  # it is started anew, and learns from what the runs tell

@@ -188,7 +188,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _give_up_surplus(self, num_finished: int) -> None:
         """Gives back what others need: who is on the way at once, who trains after its step."""
-        for joiner in surplus(self._staying(), self._joiners, num_finished, self._quota.num):
+        for joiner in surplus(self._staying(), self._joiners, num_finished, self._quota.low, self._quota.num):
             if joiner in self._joiners:
                 self._joiners.remove(joiner)
                 joiner.let_go()

@@ -81,17 +81,20 @@ OWN, OLD, NEW = Somebody("own", is_extra=False), Somebody("old"), Somebody("new"
 
 
 @pytest.mark.parametrize(
-    ("staying", "coming", "finished", "most", "leaving"),
+    ("staying", "coming", "finished", "least", "most", "leaving"),
     [
-        ([OWN, OLD], [NEW], 0, 3, []),
-        ([OWN, OLD], [NEW], 0, 2, [NEW]),
-        ([OWN, OLD], [NEW], 0, 1, [NEW, OLD]),
-        ([OWN, OLD, NEW], [], 0, 2, [NEW]),
-        ([OLD], [OWN], 0, 1, [OLD]),
-        ([OWN, OLD], [], 1, 1, []),
+        ([OWN, OLD], [NEW], 0, 1, 3, []),
+        ([OWN, OLD], [NEW], 0, 1, 2, [NEW]),
+        ([OWN, OLD], [NEW], 0, 1, 1, [NEW, OLD]),
+        ([OWN, OLD, NEW], [], 0, 1, 2, [NEW]),
+        ([OLD], [OWN], 0, 1, 1, []),  # one's own place is lost and waits for room: that is no reason to train nowhere
+        ([OLD, NEW], [OWN], 0, 1, 1, [NEW]),
+        ([OLD, NEW], [OWN], 0, 2, 2, []),
+        ([OLD], [OWN, NEW], 0, 1, 1, [NEW]),
+        ([OWN, OLD], [], 1, 1, 1, []),
     ],
 )
-def test_the_newest_give_their_places_back_first_and_never_a_reserved_one(
-    staying: list[Somebody], coming: list[Somebody], finished: int, most: int, leaving: list[Somebody]
+def test_the_newest_give_their_places_back_first_never_a_reserved_one_and_the_smallest_group_stays(
+    staying: list[Somebody], coming: list[Somebody], finished: int, least: int, most: int, leaving: list[Somebody]
 ) -> None:
-    assert surplus(staying, coming, finished, most) == leaving
+    assert surplus(staying, coming, finished, least, most) == leaving
