@@ -38,10 +38,23 @@ def test_nothing_is_left_of_a_group_after_its_block() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_store_listens_on_the_address_of_its_host_alone(host: str) -> None:
     store = serve_store(host)
-    listening = psutil.Process().net_connections("tcp")
-    assert [found.laddr.ip for found in listening if found.laddr.port == store.port and not found.raddr] == [host]
+    assert [address for address, port in listening() if port == store.port] == [host]
     store.set("key", "value")
     assert TCPStore(host, store.port, is_master=False).get("key") == b"value"
+
+
+def test_a_group_listens_on_no_more_than_one_address() -> None:
+    store = serve_store("127.0.0.1")
+    before = listening()
+    with form(Generation(1, (Entrant("w0", 0, ("127.0.0.1", store.port)),), "start"), "w0", store, CPU, 10.0):
+        opened = listening() - before
+    assert opened, "gloo waits for its peers"
+    assert not {address for address, _ in opened} & {"0.0.0.0", "::"}
+
+
+def listening() -> set[tuple[str, int]]:
+    found = psutil.Process().net_connections("tcp")
+    return {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def test_r6_a_peer_that_never_comes_is_given_up_soon_however_long_a_step_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
