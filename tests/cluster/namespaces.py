@@ -16,8 +16,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 OWN = ["unshare", "--kill-child", "--pid", "--fork", "--mount", "--mount-proc"]
 PREPARE = "mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray && exec"
+PATH = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": PATH,
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -45,17 +46,27 @@ def start_all(directory: Path) -> dict[str, Future[dict[str, Any]]]:
     played = {}
     for module, own in SCRIPTS.items():
         (directory / module).mkdir()
-        played[module] = pool.submit(_play, module, directory / module, own)
+        home = {"HOME": str(directory / module)}
+        played[module] = pool.submit(play, f"tests.support.{module}", directory / module, own, ENVIRONMENT | home)
     pool.shutdown(wait=False)
     return played
 
 
-def _play(module: str, directory: Path, own: tuple[str, ...]) -> dict[str, Any]:
-    """Runs a script; when it ends, all processes in its namespaces end."""
-    script = [sys.executable, "-m", f"tests.support.{module}", str(directory)]
+def play(
+    module: str, directory: Path, own: tuple[str, ...], environment: dict[str, str], limit_s: float = LIMIT_S
+) -> dict[str, Any]:
+    """Runs a script; when it ends, all processes in its namespaces end.
+
+    Args:
+        module: of the script.
+        directory: its argument.
+        own: flags of `unshare`, for namespaces besides those of processes and mounts.
+        environment: all of its variables.
+        limit_s: seconds after which it is killed.
+    """
+    script = [sys.executable, "-m", module, str(directory)]
     command = [*OWN, *own, "sh", "-c", f'{PREPARE} "$@"', "sh", *script]
-    environment = ENVIRONMENT | {"HOME": str(directory)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
     if done.returncode:
         raise AssertionError(done.stdout[-3000:] + done.stderr[-6000:])
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
