@@ -145,6 +145,11 @@ class RunConfig(BaseModel):
     def num_logical(self) -> int:
         return self.logical_workers or self.max_workers
 
+    @property
+    def num_threads(self) -> int:
+        """Threads of PyTorch in each worker."""
+        return self.threads_per_worker or max(1, int(self.cpus_per_worker))
+
     @field_validator("name")
     @classmethod
     def _name_stays_below_the_storage(cls, name: str) -> str:

@@ -27,6 +27,7 @@ FLOORS = {
     **dict.fromkeys(["launch", "cluster", "console", "report"], 6),
     **dict.fromkeys(["tune"], 7),
     **dict.fromkeys(["cli"], 8),
+    **dict.fromkeys(["__main__"], 9),
 }
 NEIGHBOURS = {("task", "config"), ("sweep_config", "config")}
 """Files on one floor where one may import the other."""

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp, CliSettingsSource, CliSubCommand
 
 from raytrain.cli.audit import Audit
 from raytrain.cli.chaos import Chaos
+from raytrain.cli.cluster import Cluster
 from raytrain.cli.compare import Compare
+from raytrain.cli.doctor import Doctor
 from raytrain.cli.flags import flag_of
 from raytrain.cli.ledger import LedgerCommand
 from raytrain.cli.parser import CommandLine, Parser, exit_code, settings_source
+from raytrain.cli.submit import Submit, split
+from raytrain.config import Invalid
 from raytrain.errors import ConfigError, RaytrainError
 
 
@@ -35,6 +40,12 @@ class App(CommandLine):
     """Show where the time of a run went."""
     chaos: CliSubCommand[Chaos]
     """Disturb a run on purpose, to see what it survives."""
+    cluster: CliSubCommand[Cluster]
+    """Write or check the file that describes a cluster."""
+    submit: CliSubCommand[Submit]
+    """Run a job script on a cluster."""
+    doctor: CliSubCommand[Doctor]
+    """Check a cluster, or this machine, before a run."""
 
     def cli_cmd(self) -> None:
         CliApp.run_subcommand(self)
@@ -62,10 +73,15 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], source: CliSettingsSource[Parser]) -> None:
+    given: dict[str, Any] = {}
+    if arguments[0] == "submit":
+        words, given["submit"] = split(arguments[1:])
+        arguments = ["submit", *words]
     try:
-        CliApp.run(App, arguments, cli_settings_source=source)
+        CliApp.run(App, arguments, cli_settings_source=source, **given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        command, *flag = map(str, first["loc"])
-        where, rule = flag_of(".".join(flag)), first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(where, first["input"], rule, f"see raytrain {command} --help") from None
+        *commands, flag = (step for step in first["loc"] if isinstance(step, str))
+        cause = first.get("ctx", {}).get("error")
+        rule = cause.rule if isinstance(cause, Invalid) else first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(flag_of(flag), first["input"], rule, f"see raytrain {' '.join(commands)} --help") from None

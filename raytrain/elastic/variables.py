@@ -1,10 +1,27 @@
-"""Environment variables for a while, where Ray reads nothing else. In the driver's process, whose main thread uses it."""
+"""Environment variables: which ones do workers need as the driver has them, and some set for a while.
+
+The latter where Ray reads nothing else, in the driver's process, whose main thread uses it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+SUBMIT_DIRECTORY = "RAYTRAIN_SUBMIT_DIRECTORY"
+"""Set for a job by `raytrain submit`: the directory in which that was called."""
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "CUDA_LAUNCH_", "CUBLAS_", "OMP_", "MKL_")
+
+
+def forwarded(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that workers need as the driver has them: those of NCCL, gloo, PyTorch and their libraries.
+
+    Args:
+        environment: of the driver.
+        named: further ones that the run asks for.
+    """
+    return {name: value for name, value in environment.items() if name.startswith(FORWARDED_PREFIXES) or name in named}
 
 
 @contextlib.contextmanager

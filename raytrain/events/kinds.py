@@ -31,6 +31,8 @@ class RunStarted(Event):
     num_logical: int
     workers: tuple[int, int]
     num_parameters: int | None = None
+    threads: int | None = None
+    """Of PyTorch, in each worker."""
 
 
 @dataclass(frozen=True, kw_only=True)

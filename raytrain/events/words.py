@@ -61,9 +61,10 @@ def _without_escapes(text: str) -> str:
 
 def _started(event: kinds.RunStarted) -> str:
     size = f", {format_count(event.num_parameters)} parameters" if event.num_parameters is not None else ""
+    threads = f", {count_of(event.threads, 'thread')} per worker" if event.threads is not None else ""
     return (
         f"run {event.name}: {count_of(event.num_steps, 'step')}, {count_of(event.steps_per_epoch, 'step')} and "
-        f"{count_of(event.rows_per_epoch, 'row')} per epoch, global batch {event.global_batch}{size}"
+        f"{count_of(event.rows_per_epoch, 'row')} per epoch, global batch {event.global_batch}{size}{threads}"
     )
 
 

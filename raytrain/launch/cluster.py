@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -18,8 +18,6 @@ from raytrain.config import RunConfig
 from raytrain.elastic.capacity import shortage
 from raytrain.errors import ResourceError
 from raytrain.events.words import count_of
-
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "CUDA_LAUNCH_", "CUBLAS_", "OMP_", "MKL_")
 
 
 @contextlib.contextmanager
@@ -52,16 +50,6 @@ def _say_nothing(data: Any, ignore_prefix: bool) -> None:
 def is_somewhere() -> bool:
     """Whether there is a Ray to connect to, or to use, rather than to start."""
     return bool(ray.is_initialized() or os.environ.get("RAY_ADDRESS"))
-
-
-def forwarded(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that workers need as the driver has them: those of NCCL, gloo, PyTorch and their libraries.
-
-    Args:
-        environment: of the driver.
-        named: further ones that the run asks for.
-    """
-    return {name: value for name, value in environment.items() if name.startswith(FORWARDED_PREFIXES) or name in named}
 
 
 def choose_accelerator(setting: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -9,15 +10,43 @@ import ray
 from pyarrow import fs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytrain.elastic.variables import SUBMIT_DIRECTORY
 from raytrain.errors import StorageError
 from raytrain.rundir import RunDir
 
 SEEN_TIMEOUT_S = 20.0
 
 
+UNPACKED = "working_dir_files"
+"""Name of Ray's folder into which it unpacks the working directories of jobs; it goes away with the cluster."""
+
+
 def absolute(storage: str) -> str:
-    """A path made absolute against the directory of the driver; a URI as it is."""
-    return storage if "://" in storage else str(Path(storage).expanduser().absolute())
+    """A path made absolute against the directory of the driver; a URI as it is.
+
+    A job's driver is in Ray's copy of a directory, so there it is the directory in which `raytrain submit` was called, if
+    there is such a one on the driver's node, and the home directory otherwise.
+    """
+    if "://" in storage:
+        return storage
+    if not is_moved(storage):
+        return str(Path(storage).expanduser().absolute())
+    called_in = os.environ.get(SUBMIT_DIRECTORY, "")
+    return str(Path(called_in if Path(called_in).is_absolute() and Path(called_in).is_dir() else Path.home()) / storage)
+
+
+def is_moved(storage: str) -> bool:
+    """Whether a relative path cannot mean the directory of the driver, since that goes away with the cluster."""
+    is_relative = "://" not in storage and not Path(storage).expanduser().is_absolute()
+    return is_relative and UNPACKED in Path.cwd().parts
+
+
+def moved_to(run_dir: RunDir) -> str:
+    """What is said of such a path."""
+    return (
+        f"the run is kept in {run_dir.path}, since the directory of a job goes away with its cluster; "
+        "for several nodes, set run.storage to a place that all of them reach"
+    )
 
 
 def locate(storage: str, name: str) -> RunDir:

@@ -18,6 +18,7 @@ from raytrain.checkpoint.retention import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.elastic.places import Share
+from raytrain.elastic.variables import forwarded
 from raytrain.errors import RaytrainError
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.launch import cluster, resume, storage
@@ -50,6 +51,7 @@ class Trainer:
         name = config.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(task).__name__).lower()
         settings = config.model_dump() | {"name": name, "storage": storage.absolute(config.storage)}
         self._task, self._config, self._share = task, RunConfig(**settings), share
+        self._is_moved = storage.is_moved(config.storage)
 
     @property
     def run_dir(self) -> RunDir:
@@ -81,8 +83,11 @@ class Trainer:
         resume.check_same(run_dir, before, facts, done if type(self._task).scheduler is Task.scheduler else None)
         if done >= work.num_steps:
             return _result(run_dir, config, "already complete")
+        viewer = viewer or Nobody()
+        if self._is_moved:
+            viewer.say(storage.moved_to(run_dir), time.time())
         with listen() as wish:
-            outcome = self._train(config, work, facts, viewer or Nobody(), wish)
+            outcome = self._train(config, work, facts, viewer, wish)
         return _result(run_dir, config, outcome, wish.signal if outcome == "stopped" else None)
 
     def _train(self, config: RunConfig, work: Schedule, facts: dict[str, Any], viewer: Viewer, wish: StopWish) -> str:
@@ -119,7 +124,7 @@ class Trainer:
             run_facts={"name": config.name, "num_steps": work.num_steps, "num_logical": config.num_logical},
             storage=config.storage,
             name=config.name,
-            environment=cluster.forwarded(os.environ, config.forward_env),
+            environment=forwarded(os.environ, config.forward_env),
             accelerator=accelerator,
         )
 
@@ -181,6 +186,7 @@ def _run_started(config: RunConfig, work: Schedule, run_dir: RunDir) -> RunStart
         global_batch=config.global_batch,
         num_logical=config.num_logical,
         workers=config.workers,
+        threads=config.num_threads,
     )
 
 

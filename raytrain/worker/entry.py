@@ -76,7 +76,7 @@ def run_worker(config: Mapping[str, Any]) -> None:
     from raytrain.worker.prints import told_as_events
     from raytrain.worker.state import StateDiffers
 
-    torch.set_num_threads(work.config.threads_per_worker or max(1, int(work.config.cpus_per_worker)))
+    torch.set_num_threads(work.config.num_threads)
     around = _surroundings(connections, work, host)
     loop, telemetry = Loop(around), around.telemetry
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,11 @@ def width_80(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_help_is_as_agreed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     check(f"help_{command or 'raytrain'}.txt", capsys.readouterr().out)
+
+
+def test_python_can_run_it_where_it_is_not_installed() -> None:
+    done = subprocess.run([sys.executable, "-m", "raytrain", "audti"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "did you mean audit?" in done.stderr) == (2, True)
 
 
 def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:

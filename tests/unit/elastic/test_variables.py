@@ -1,4 +1,4 @@
-"""Environment variables are what they were after the block, also after an error."""
+"""Which environment variables workers take over; and that they are what they were after a block, also after an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from raytrain.elastic.variables import variables
+from raytrain.elastic.variables import forwarded, variables
 
 
 def test_variables_are_set_for_the_block_and_then_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +18,10 @@ def test_variables_are_set_for_the_block_and_then_what_they_were(monkeypatch: py
         raise KeyError
     assert os.environ["RAYTRAIN_KNOWN"] == "before"
     assert "RAYTRAIN_NEW" not in os.environ
+
+
+def test_r18_variables_of_the_communication_libraries_and_named_ones_are_forwarded() -> None:
+    names = ["NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "TORCH_LOGS", "OMP_NUM_THREADS", "HOME", "TOKEN", "MY_NCCL_X"]
+    environment = dict.fromkeys(names, "1")
+    assert [*forwarded(environment)] == names[:4]
+    assert [*forwarded(environment, ("TOKEN", "ABSENT"))] == [*names[:4], "TOKEN"]

@@ -68,3 +68,16 @@ def test_those_that_leave_and_rehearsals_have_a_line(event: kinds.Event, line: s
 def test_every_kind_is_described_but_for_those_that_are_shown_otherwise() -> None:
     known = {kind for kind, cls in kinds.KINDS.items() if kind in _WORDS}
     assert set(kinds.KINDS) - known == {"steps_done", "printed", "conditions_told", "state_digest"}
+
+
+def test_r18_the_threads_of_each_worker_are_told() -> None:
+    sizes = {
+        "num_steps": 9,
+        "steps_per_epoch": 3,
+        "rows_per_epoch": 12,
+        "global_batch": 4,
+        "num_logical": 1,
+        "workers": (1, 1),
+    }
+    event = kinds.RunStarted(name="line", directory="/x", threads=3, **sizes)
+    assert describe(event) == "run line: 9 steps, 3 steps and 12 rows per epoch, global batch 4, 3 threads per worker"

@@ -1,4 +1,4 @@
-"""What the driver passes on to workers, and whether there is room for them; without a Ray."""
+"""Whether there is room for workers, and which devices they get; without a Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from raytrain.config import RunConfig
 from raytrain.errors import ResourceError
 from raytrain.launch import cluster
-from raytrain.launch.cluster import check_room, choose_accelerator, forwarded, is_somewhere, worker_resources
+from raytrain.launch.cluster import check_room, choose_accelerator, is_somewhere, worker_resources
 from tests.golden import check
 
 
@@ -23,13 +23,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: resources)
     monkeypatch.setattr(cluster.ray, "nodes", lambda: [{}])
     return resources
-
-
-def test_r18_variables_of_the_communication_libraries_and_named_ones_are_forwarded() -> None:
-    names = ["NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "TORCH_LOGS", "OMP_NUM_THREADS", "HOME", "TOKEN", "MY_NCCL_X"]
-    environment = dict.fromkeys(names, "1")
-    assert [*forwarded(environment)] == names[:4]
-    assert [*forwarded(environment, ("TOKEN", "ABSENT"))] == [*names[:4], "TOKEN"]
 
 
 @pytest.mark.usefixtures("machine")

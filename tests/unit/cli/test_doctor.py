@@ -1,0 +1,125 @@
+"""`raytrain doctor`: help, addresses that it cannot use, exit codes, the table and JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raytrain.cli.app import run
+from raytrain.cluster.doctor import examine
+from raytrain.cluster.doctor.facts import Row
+from raytrain.launch import cluster
+from tests.golden import check
+from tests.unit.cluster.doctor.test_table import green, some_red
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("RAY_ADDRESS", "")
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """No Ray: the rows to answer with come first, and the order that was given is added."""
+    given: list[Any] = [green()]
+
+    def look(order: examine.Order) -> list[Row]:
+        given.append(order)
+        rows: list[Row] = given[0]
+        return rows
+
+    monkeypatch.setattr(cluster, "connected", contextlib.nullcontext)
+    monkeypatch.setattr(examine, "examine", look)
+    return given
+
+
+def test_the_help_is_as_agreed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--help"]) == 0
+    check("help_doctor.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("flags", "where", "value", "fix"),
+    [
+        (
+            "--address http://head:8265",
+            "--address",
+            "http://head:8265",
+            "run it there: ray job submit --address http://head:8265 -- raytrain doctor",
+        ),
+        (
+            "--address ray://head:10001",
+            "--address",
+            "ray://head:10001",
+            "run it on a node: ray exec cluster.yaml 'raytrain doctor --address auto'",
+        ),
+        ("--workers many", "--workers", "many", "write it like: 4 or 4:64"),
+        ("--workers=-2", "--workers", "-2", "write it like: 4 or 4:64"),
+        ("--limit 0", "--limit", "0", "see raytrain doctor --help"),
+        ("--strage x", "--strage", None, "did you mean --storage?"),
+    ],
+)
+def test_wrong_use_is_told_in_four_parts(
+    flags: str, where: str, value: str | None, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", *flags.split()]) == 2
+    first, second, _, last = capsys.readouterr().err.splitlines()
+    assert (first, last) == (f"error: {where}", f"  fix:   {fix}")
+    assert value is None or second == f"  value: {value}"
+
+
+def test_an_address_from_the_environment_is_checked_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    assert run(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith("error: RAY_ADDRESS\n")
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert run(["doctor", "--address", f"127.0.0.1:{port}"]) == 2
+    assert f"value: 127.0.0.1:{port}: [Errno 111] Connection refused" in capsys.readouterr().err
+
+
+def test_a_ray_that_refuses_is_told(
+    examined: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def refused() -> Iterator[None]:
+        raise RuntimeError("Version mismatch: the cluster has Ray 2.61.0")
+        yield
+
+    monkeypatch.setattr(cluster, "connected", refused)
+    assert run(["doctor"]) == 2
+    assert "value: this machine: Version mismatch" in capsys.readouterr().err
+
+
+def test_all_green_exits_0_and_what_was_asked_is_passed_on(
+    examined: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    flags = "--storage s3://bucket/runs --workers 4:64 --cpus-per-worker 2 --min-disk 10 --limit 30"
+    assert run(["doctor", *flags.split()]) == 0
+    assert "all 13 green" in capsys.readouterr().out
+    order = examined[1]
+    assert (order.storage, order.workers, order.cpus_per_worker) == ("s3://bucket/runs", 4, 2.0)
+    assert (order.least_disk_bytes, order.limit_s) == (10 * 2**30, 30.0)
+    assert order.variables["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+def test_some_red_exits_1_also_with_json(examined: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    examined[0] = some_red()
+    assert run(["doctor"]) == 1
+    assert "✗  nodes" in capsys.readouterr().out
+    assert run(["doctor", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["green"], len(said["rows"]), said["rows"][0]["state"]) == (False, 13, "red")
