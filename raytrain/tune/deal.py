@@ -53,7 +53,8 @@ def deal(players: Sequence[Player], num_spare: int, policy: str) -> dict[str, in
     Args:
         players: the trials that run.
         num_spare: of `spare`.
-        policy: "fair": who has the fewest gets the next one; "best": who is ranked highest gets all it can use.
+        policy: "fair": who has the fewest gets the next one; "best": who is ranked highest gets all it can use. Of equals,
+            who has had it keeps it.
     """
     given = {player.name: player.low for player in players}
     for _ in range(num_spare):
@@ -61,8 +62,8 @@ def deal(players: Sequence[Player], num_spare: int, policy: str) -> dict[str, in
         if not open_to_more:
             break
         if policy == "best":
-            chosen = min(open_to_more, key=lambda player: (player.rank, -player.has, player.name))
-        else:  # of equals, who has had it keeps it
+            chosen = min(open_to_more, key=lambda player: (player.rank, given[player.name] >= player.has, player.name))
+        else:
             chosen = min(open_to_more, key=lambda player: (given[player.name], -player.has, player.name))
         given[chosen.name] += 1
     return given

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyarrow import fs
-from ray.tune.search.sample import Domain
+from ray.tune.search.sample import Domain, Function, Normal, Quantized
 
 from raytrain.config import RunConfig
 from raytrain.errors import ConfigError, ResumeError
@@ -66,13 +66,17 @@ def num_trials(space: Mapping[str, Any], samples: int) -> int:
 
 def example(space: Mapping[str, Any]) -> dict[str, Any]:
     """Values that a trial could have."""
-    values = {}
+    values, made_of_others = dict[str, Any](), {}
     for name, domain in space.items():
         grid = grid_of(domain)
-        if grid is not None:
+        if isinstance(domain, Function):
+            made_of_others[name] = domain
+        elif grid is not None:
             values[name] = grid[0]
         else:
             values[name] = domain.sample(random_state=0) if isinstance(domain, Domain) else domain
+    for name, domain in made_of_others.items():
+        values[name] = domain.sample(config=dict(values))
     return values
 
 
@@ -146,6 +150,17 @@ def has_trials(directory: RunDir) -> bool:
 
 
 def _text(domain: Any) -> str:
+    """The same text for the same domain, also in another process: nothing says where something lies in memory."""
+    if isinstance(domain, Function):
+        return f"Function {getattr(domain.func, '__qualname__', type(domain.func).__name__)}"
     if isinstance(domain, Domain):
-        return f"{type(domain).__name__}{domain.domain_str} {domain.sampler or ''}".strip()
+        return f"{type(domain).__name__}{domain.domain_str} {_how(domain.sampler)}".strip()
     return str(domain)
+
+
+def _how(sampler: Any) -> str:
+    if isinstance(sampler, Quantized):
+        return f"{_how(sampler.sampler)} in steps of {sampler.q:g}"
+    if isinstance(sampler, Normal):
+        return f"Normal of mean {sampler.mean:g} and deviation {sampler.sd:g}"
+    return str(sampler) if sampler else ""

@@ -53,7 +53,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Gone:
-    """Stands for a trial that the restored sweep does not know."""
+    """Stands for a trial that the restored sweep does not know: for a scheduler it has ended."""
+
+    status = Trial.TERMINATED
 
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
+
+    def is_finished(self) -> bool:
+        return True

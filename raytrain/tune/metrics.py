@@ -30,7 +30,8 @@ def check_metric(metric: str, task: Task, work: Schedule) -> None:
         rule = "trials are compared by an evaluation: the task's `data` returns another source besides train"
         raise ConfigError("sweep.metric", metric, rule, 'return {"train": ..., "valid": ...}')
     source, _, name = metric.partition("/")
-    names = {"loss", *(_metric_names(task, work.sources[sources[0]]) or {name})}
+    known_names = _metric_names(task, work.sources[sources[0]])
+    names = {"loss", *({name} if known_names is None else known_names)}
     if source in sources and name in names:
         return
     known = ", ".join(f"{one}/{other}" for one in sources for other in sorted(names))
