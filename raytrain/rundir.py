@@ -6,6 +6,7 @@ Knows paths and the few operations that all users of the run directory share; wh
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,16 @@ class RunDir:
         with self.filesystem.open_input_stream(self.child(*names)) as stream:
             return json.loads(stream.read())
 
-    def write_json(self, value: Any, *names: str) -> None:
-        """Writes the file whole or not at all, as far as the filesystem can move files."""
+    def write_json(self, value: Any, *names: str, default: Callable[[Any], Any] | None = None) -> None:
+        """Writes the file whole or not at all, as far as the filesystem can move files.
+
+        Args:
+            value: plain values.
+            names: of the file, below this directory.
+            default: makes something plain of what JSON does not know, which is refused otherwise.
+        """
         self.filesystem.create_dir(self.child(*names[:-1]), recursive=True)
-        data = json.dumps(value, indent=1).encode()
+        data = json.dumps(value, indent=1, default=default).encode()
         target = self.child(*names)
         if not self.is_local:  # object stores make a file visible only when it is complete
             self._write(target, data)

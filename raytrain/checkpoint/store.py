@@ -94,14 +94,14 @@ class CheckpointStore:
         return None
 
     def pin(self, names: Sequence[str]) -> None:
-        """Keeps checkpoints of these names from being deleted as old ones, and no others."""
-        self._dir.write_json(list(names), PINS)
+        """Keeps checkpoints of these names from being deleted as old ones, and no others. Raises OSError as storage does."""
+        self._retry(lambda: self._dir.write_json(list(names), PINS))
 
     def pinned(self) -> frozenset[str]:
-        """The names that were given to `pin` last."""
+        """The names that were given to `pin` last, none where that is damaged. Raises StorageError as `list` does."""
         try:
-            return frozenset(self._dir.read_json(PINS))
-        except (FileNotFoundError, JSONDecodeError):
+            return frozenset(self._read(self._dir.child(PINS), lambda: self._dir.read_json(PINS)))
+        except (FileNotFoundError, JSONDecodeError, UnicodeDecodeError):
             return frozenset()
 
     def read(self, checkpoint: Checkpoint, name: str) -> bytes:

@@ -6,11 +6,13 @@ scheduler's state with it, goes into Ray Tune's own snapshots, so that all of it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+import numpy as np
 import ray
 from ray.exceptions import RayError
 from ray.tune import Callback
@@ -140,7 +142,7 @@ class Board(Callback):  # type: ignore[misc]
 
     def _write(self, now: float) -> None:
         self._next_write = now + WRITE_EVERY_S
-        self._directory.write_json({**self._facts, "view": asdict(self.view)}, SWEEP)
+        self._directory.write_json({**self._facts, "view": asdict(self.view)}, SWEEP, default=_plain)
 
     def _trial(self, trial: Trial) -> TrialView:
         name = name_of(trial)
@@ -164,7 +166,8 @@ class Board(Callback):  # type: ignore[misc]
     def _length(self, name: str, step: int) -> int:
         """Steps of the trial's run; 0 before it has begun."""
         if step and name not in self._num_steps:
-            self._num_steps[name] = int(self._directory.read_json(name, RUN)["num_steps"])
+            with contextlib.suppress(FileNotFoundError):  # the driver died after a clone was made, before its run began
+                self._num_steps[name] = int(self._directory.read_json(name, RUN)["num_steps"])
         return self._num_steps.get(name, 0)
 
     def _ask(self) -> None:
@@ -199,6 +202,11 @@ class Board(Callback):  # type: ignore[misc]
 def name_of(trial: Trial) -> str:
     """The name of a trial's directory: trial-0003 for the one that was made as number 3."""
     return f"trial-{int(trial.experiment_tag.partition('_')[0]):04d}"
+
+
+def _plain(value: Any) -> Any:
+    """What stands for a value that JSON does not know: the number of a numpy scalar, the text of anything else."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _message(trial: Trial) -> str:

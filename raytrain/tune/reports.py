@@ -46,7 +46,10 @@ class Reports:
         if isinstance(event, kinds.RunStarted):
             self.run = event
         elif isinstance(event, kinds.StateRestored):
-            self._waiting, self._checkpoint = None, event.checkpoint
+            self._checkpoint = event.checkpoint
+            due = self._flush() if self._waits_for(event.step) else []
+            self._waiting = None  # what is not in the checkpoint is done again
+            return due
         elif isinstance(event, kinds.StepsDone) and event.losses:
             self._loss = event.losses[-1]
         elif isinstance(event, kinds.EvaluationDone):
