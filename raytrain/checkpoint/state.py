@@ -7,6 +7,7 @@ into bytes and writing those does not. Runs in the workers' processes; it never 
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -110,7 +111,7 @@ def restore(
         keeps_settings: learning rates and the like stay those of the live objects, see `settings`.
 
     Raises:
-        CheckpointError: one of the two files is not there.
+        CheckpointError: one of the two files is not there, or holds objects, whose code is not run.
         ResumeError: model, optimizer or scheduler are not those that were saved; the model is unchanged then.
     """
     for name in (MODEL, STATE):
@@ -191,7 +192,10 @@ def _plain_bytes(value: dict[str, Any]) -> bytes:
 
 
 def _open(data: bytes) -> dict[str, Any]:
-    return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    try:
+        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{STATE} holds more than tensors and plain values, and is not opened") from error
 
 
 def _refuse_objects(value: Any, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import subprocess
 import sys
@@ -150,6 +151,29 @@ def test_r9_a_restore_also_undoes_steps_of_a_live_state() -> None:
     assert all(a is b for a, b in zip(parameters, training.model.parameters(), strict=True))
     training.run(3, 6)
     assert all(torch.equal(after[key], value) for key, value in training.model.state_dict().items())
+
+
+class Runs:
+    """When it is unpickled, a file appears."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    mark, training = tmp_path / "mark", Training()
+    planted = io.BytesIO()
+    torch.save({"optimizer": Runs(mark)}, planted)
+    planted.seek(0)
+    torch.load(planted, weights_only=False)
+    assert mark.exists(), "it would be run by a load that is not careful"
+    mark.unlink()
+    with pytest.raises(CheckpointError, match="is not opened"):
+        restore(saved(training, 0) | {STATE: planted.getvalue()}, *training.parts)
+    assert not mark.exists()
 
 
 def test_r9_the_files_open_in_a_bare_script(tmp_path: Path) -> None:
