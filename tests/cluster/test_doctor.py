@@ -196,7 +196,9 @@ def machine_with(prepare: str, head: Cluster, variables: dict[str, str], log: Pa
     """A node in namespaces of its own, after some shell commands there; its name in the rows."""
     known = {node["NodeID"] for node in ray.nodes()}
     start = f"ray start --block --address={head.address} --num-cpus=1 --object-store-memory=100000000"
-    environment = namespaces.ENVIRONMENT | {**variables, "PATH": f"{variables['PATH']}:{namespaces.ENVIRONMENT['PATH']}"}
+    token = {"HOME": str(Path.home()), "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}  # as the head has it
+    path = {"PATH": f"{variables['PATH']}:{namespaces.PATH}"}
+    environment = namespaces.ENVIRONMENT | variables | path | token
     with log.open("w") as out:
         process = subprocess.Popen(
             [*namespaces.OWN, "sh", "-c", f"{prepare} && exec {start}"], env=environment, stdout=out, stderr=out

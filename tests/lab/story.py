@@ -114,6 +114,7 @@ def main(lab: Path) -> None:
 
     submit = ("ray", "job", "submit", "--address", DASHBOARD, "--working-dir", ".")
     flags = ("--run.workers", "1:3", "--run.storage", "/mnt", "--run.steps")
+    refused = laptop.try_to(*submit, "--", *DIGITS, "--run.storage", "/root/runs")
     job = laptop.start(*submit, "--submission-id", "first", "--", *DIGITS, *flags, ENDLESS)
     disturb(run, workers)
     laptop.run("ray", "job", "stop", "--address", DASHBOARD, "first")
@@ -133,6 +134,7 @@ def main(lab: Path) -> None:
     answer = {
         "seconds": run.seconds,
         "stopped": stopped,
+        "refused": [refused.returncode, refused.stdout],
         "log": log,
         "again": again,
         "restored": [event.step for event in run.of(StateRestored)],

@@ -46,6 +46,13 @@ def test_no_host_that_goes_costs_a_step(played: dict[str, Any]) -> None:
     assert played["restored"] == [0, played["stopped"]], "a checkpoint is read only where all workers are new"
 
 
+def test_r11_a_storage_that_the_hosts_do_not_share_is_refused_and_they_are_named(played: dict[str, Any]) -> None:
+    code, log = played["refused"]
+    assert (code, "Traceback" in log) == (1, False)
+    assert "run.storage\n  value: /root/runs\n" in log
+    assert "not seen by 10.77.0.2, 10.77.0.3, 10.77.0.4" in log
+
+
 def test_r16_a_job_that_is_stopped_saves_within_the_time_that_ray_gives_it(played: dict[str, Any]) -> None:
     assert played["stopped"] > 0
     assert "\r" not in played["log"]

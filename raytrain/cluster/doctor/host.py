@@ -22,7 +22,7 @@ import psutil
 
 PACKAGES = (
     *("ray", "torch", "numpy", "pyarrow", "pydantic", "pydantic-settings"),
-    *("psutil", "pyyaml", "rich", "safetensors"),
+    *("aiohttp", "click", "jsonschema", "packaging", "psutil", "pyyaml", "requests", "rich", "safetensors"),
 )
 """What raytrain depends on, as its pyproject.toml says."""
 
