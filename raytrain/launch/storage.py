@@ -97,7 +97,7 @@ def check_shared(run_dir: RunDir, storage: str) -> None:
         raise StorageError(
             "run.storage",
             storage,
-            f"all nodes share it, so that any of them can save and resume; not seen by {', '.join(blind)}",
+            f"all nodes share it, so that any of them can save and resume; not seen by {', '.join(sorted(blind))}",
             "set run.storage to a path that they share or to a URI, for example s3://bucket/runs",
         )
 
