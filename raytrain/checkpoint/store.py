@@ -14,22 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from json import JSONDecodeError
-from typing import Any, TypeVar
+from typing import Any
 
 from pyarrow import fs
 
 from raytrain.checkpoint.manifest import Checkpoint, FileEntry, Manifest, Skipped, directory_name, parse_name
-from raytrain.errors import CheckpointError, StorageError
+from raytrain.checkpoint.retries import ATTEMPTS, Retries
+from raytrain.errors import CheckpointError
 from raytrain.rundir import CHECKPOINTS, RunDir
 
 MANIFEST = "manifest.json"
 PINS = "pins.json"
 """In the run's directory: names of checkpoints to which somebody else refers."""
-ATTEMPTS = 3
-FIRST_PAUSE_S = 0.5  # doubles with each attempt
 BLOCK_BYTES = 16 << 20
 
-T = TypeVar("T")
 Listing = list[Checkpoint]
 
 
@@ -45,7 +43,7 @@ class CheckpointStore:
     def __init__(
         self, run_dir: RunDir, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time
     ) -> None:
-        self._dir, self._fs, self._sleep, self._clock = run_dir, run_dir.filesystem, sleep, clock
+        self._dir, self._fs, self._retries, self._clock = run_dir, run_dir.filesystem, Retries(sleep), clock
         self.skipped: tuple[Skipped, ...] = ()
         """What the latest `list` or `newest_verified` passed over."""
 
@@ -59,11 +57,11 @@ class CheckpointStore:
         """
         name = ""
         try:
-            name = self._retry(lambda: self._claim(step))
-            entries = {file: self._retry(partial(self._write_file, name, file, files[file])) for file in files}
+            name = self._retries.run(lambda: self._claim(step))
+            entries = {file: self._retries.run(partial(self._write_file, name, file, files[file])) for file in files}
             manifest = Manifest(step=step, created=self._clock(), files=entries, metrics=metrics, run=run)
             value = manifest.to_json()
-            self._retry(lambda: self._dir.write_json(value, CHECKPOINTS, name, MANIFEST))
+            self._retries.run(lambda: self._dir.write_json(value, CHECKPOINTS, name, MANIFEST))
         except OSError as error:
             self._discard(name)
             path = self._path(name or directory_name(step, 1))
@@ -95,12 +93,12 @@ class CheckpointStore:
 
     def pin(self, names: Sequence[str]) -> None:
         """Keeps checkpoints of these names from being deleted as old ones, and no others. Raises OSError as storage does."""
-        self._retry(lambda: self._dir.write_json(list(names), PINS))
+        self._retries.run(lambda: self._dir.write_json(list(names), PINS))
 
     def pinned(self) -> frozenset[str]:
         """The names that were given to `pin` last, none where that is damaged. Raises StorageError as `list` does."""
         try:
-            return frozenset(self._read(self._dir.child(PINS), lambda: self._dir.read_json(PINS)))
+            return frozenset(self._retries.read(self._dir.child(PINS), lambda: self._dir.read_json(PINS)))
         except (FileNotFoundError, JSONDecodeError, UnicodeDecodeError):
             return frozenset()
 
@@ -116,7 +114,7 @@ class CheckpointStore:
         if entry is None:
             raise CheckpointError(f"{path}: the checkpoint has only {', '.join(checkpoint.manifest.files)}")
         try:
-            data = self._read(path, lambda: b"".join(self._blocks(path)))
+            data = self._retries.read(path, lambda: b"".join(self._blocks(path)))
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         if hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -129,13 +127,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be deleted.
         """
-        manifest = self._path(checkpoint.name, MANIFEST)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self._retry(lambda: self._fs.delete_file(manifest))
-            self._remove(checkpoint.name)
-        except OSError as error:
-            raise CheckpointError(f"{self._path(checkpoint.name)} could not be deleted: {error}") from error
+        self._remove(checkpoint.name, MANIFEST)
 
     def delete_incomplete(self) -> tuple[Skipped, ...]:
         """Deletes directories without a manifest and returns them. Only while nobody writes: before a run, or between saves.
@@ -149,10 +141,7 @@ class CheckpointStore:
         self.list()
         leftovers = tuple(skipped for skipped in self.skipped if skipped.is_leftover)
         for leftover in leftovers:
-            try:
-                self._remove(leftover.name)
-            except OSError as error:
-                raise CheckpointError(f"{self._path(leftover.name)} could not be deleted: {error}") from error
+            self._remove(leftover.name)
         return leftovers
 
     def _claim(self, step: int) -> str:
@@ -176,7 +165,7 @@ class CheckpointStore:
         return FileEntry(len(view), digest.hexdigest())
 
     def _names(self) -> Sequence[str]:
-        infos = self._read(self._path(), lambda: self._infos(self._path()))
+        infos = self._retries.read(self._path(), lambda: self._infos(self._path()))
         names = [info.base_name for info in infos if info.type == fs.FileType.Directory and parse_name(info.base_name)]
         return sorted(names, key=lambda name: parse_name(name) or (0, 0))
 
@@ -184,14 +173,14 @@ class CheckpointStore:
         """The checkpoint in a directory, or why it is none."""
         path = self._path(name)
         try:
-            manifest = Manifest.from_json(self._read(path, lambda: self._dir.read_json(CHECKPOINTS, name, MANIFEST)))
+            manifest = Manifest.from_json(self._retries.read(path, lambda: self._dir.read_json(CHECKPOINTS, name, MANIFEST)))
         except FileNotFoundError:
             return Skipped(name, "it has no manifest: it was never finished", is_leftover=True)
         except (JSONDecodeError, UnicodeDecodeError) as error:
             return Skipped(name, f"the manifest is not JSON: {error}")
         except CheckpointError as error:
             return Skipped(name, str(error))
-        sizes = {info.base_name: info.size for info in self._read(path, lambda: self._infos(path))}
+        sizes = {info.base_name: info.size for info in self._retries.read(path, lambda: self._infos(path))}
         for file, entry in manifest.files.items():
             if sizes.get(file) != entry.size_bytes:
                 have = f"{sizes[file]} bytes" if file in sizes else "missing"
@@ -203,7 +192,7 @@ class CheckpointStore:
         for file, entry in checkpoint.manifest.files.items():
             path = self._path(checkpoint.name, file)
             try:
-                digest = self._read(path, partial(self._digest, path))
+                digest = self._retries.read(path, partial(self._digest, path))
             except FileNotFoundError:
                 return f"{file} is missing"
             if digest != entry.sha256:
@@ -224,9 +213,16 @@ class CheckpointStore:
     def _infos(self, path: str) -> Sequence[Any]:
         return tuple(self._fs.get_file_info(fs.FileSelector(path, allow_not_found=True)))
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._retry(lambda: self._fs.delete_dir(self._path(name)))
+    def _remove(self, name: str, *first: str) -> None:
+        """Deletes a directory, some of its files before the others."""
+        try:
+            for path in (self._path(name, file) for file in first):
+                with contextlib.suppress(FileNotFoundError):
+                    self._retries.run(partial(self._fs.delete_file, path))
+            with contextlib.suppress(FileNotFoundError):
+                self._retries.run(lambda: self._fs.delete_dir(self._path(name)))
+        except OSError as error:
+            raise CheckpointError(f"{self._path(name)} could not be deleted: {error}") from error
 
     def _discard(self, name: str) -> None:
         """Tidies up after a failed attempt, as far as the storage lets it: without a manifest it is harmless."""
@@ -236,23 +232,3 @@ class CheckpointStore:
 
     def _path(self, *names: str) -> str:
         return self._dir.child(CHECKPOINTS, *[name for name in names if name])
-
-    def _read(self, path: str, action: Callable[[], T]) -> T:
-        """Raises FileNotFoundError as it is, StorageError for anything else that the storage answers."""
-        try:
-            return self._retry(action)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageError(path, error, "the run's storage can be read", "check the storage and start again") from error
-
-    def _retry(self, action: Callable[[], T]) -> T:
-        """Repeats what fails with an OSError, with a pause that doubles; a missing file stays missing."""
-        for attempt in range(ATTEMPTS - 1):
-            try:
-                return action()
-            except FileNotFoundError:
-                raise
-            except OSError:
-                self._sleep(FIRST_PAUSE_S * 2**attempt)
-        return action()

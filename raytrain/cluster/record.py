@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 from raytrain.errors import ConfigError, StorageError
-from raytrain.events.kinds import Event, to_json
+from raytrain.events.kinds import Event
 from raytrain.events.log import parse_line
+from raytrain.events.values import to_json
 from raytrain.events.view import RunView, reduce
 from raytrain.rundir import EVENTS, RunDir
 

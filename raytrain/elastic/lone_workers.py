@@ -5,6 +5,7 @@ from __future__ import annotations
 import ray
 
 from raytrain.elastic.internals import (
+    DistributedContext,
     PlacementGroupHandle,
     WorkerGroupState,
     WorkerHealthCheckFailedError,
@@ -33,6 +34,11 @@ class LoneWorkers(WorkerGroupState):
     def shutdown(self) -> None:
         for worker in self.workers:
             ray.kill(worker.actor)
+
+
+def context_of(serial: int, max_workers: int) -> DistributedContext:
+    """Ranks change with each generation, so Ray Train is given the worker's serial number instead."""
+    return DistributedContext(world_rank=serial, world_size=max_workers, local_rank=0, local_world_size=1, node_rank=0)
 
 
 class GivenUp(Exception):

@@ -13,7 +13,6 @@ from typing import Any
 from raytrain.elastic.capacity import num_to_ask_for, surplus
 from raytrain.elastic.enough import Enough
 from raytrain.elastic.internals import (
-    DistributedContext,
     ReplicaGroup,
     Worker,
     WorkerGroup,
@@ -22,7 +21,7 @@ from raytrain.elastic.internals import (
 )
 from raytrain.elastic.joiner import Joiner, JoinFailed
 from raytrain.elastic.liaison import Liaison
-from raytrain.elastic.lone_workers import GivenUp, LoneWorkers, NoPlacementGroup, is_lost
+from raytrain.elastic.lone_workers import GivenUp, LoneWorkers, NoPlacementGroup, context_of, is_lost
 from raytrain.elastic.losses import Crashes, LossBudget
 from raytrain.elastic.places import Places
 from raytrain.elastic.quota import Quota
@@ -75,7 +74,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._liaison.look()
         self._quota.look(len(self._running), self._liaison.step)
         self._advance()
-        statuses = self._look(timeout)
+        statuses = dict(enumerate(self._poll_workers_and_collect_errors(timeout))) if self._running else {}
         self._notice_drains()
         gone = self._lose_the_lost(statuses)
         gone |= self._see_off({rank: status for rank, status in statuses.items() if rank not in gone})
@@ -138,7 +137,7 @@ class ElasticWorkerGroup(WorkerGroup):
                 self._admit(joiner, worker)
 
     def _admit(self, joiner: Joiner, worker: Worker) -> None:
-        worker.distributed_context = self._distributed_context(joiner)
+        worker.distributed_context = context_of(joiner.serial, self._wiring.max_workers)
         self._running.append(joiner)
         self._set_workers([*self.get_workers(), worker])
         self._tell(WorkerStarting(worker=joiner.name, node=worker.metadata.node_ip, pid=worker.metadata.pid))
@@ -146,22 +145,12 @@ class ElasticWorkerGroup(WorkerGroup):
     def _train_context_for(self, joiner: Joiner) -> dict[str, Any]:
         return {
             "train_run_context": self._train_run_context,
-            "distributed_context": self._distributed_context(joiner),
+            "distributed_context": context_of(joiner.serial, self._wiring.max_workers),
             "synchronization_actor": None,  # serves `ray.train.report`, which a task does not call
             "storage_context": self._storage_context,
             "worker_callbacks": self._worker_callbacks_to_propagate,
             "controller_actor": None,  # likewise
         }
-
-    def _distributed_context(self, joiner: Joiner) -> DistributedContext:
-        """Ranks change with each generation, so Ray Train is given the worker's serial number instead."""
-        return DistributedContext(
-            local_rank=0,
-            local_world_size=1,
-            world_rank=joiner.serial,
-            world_size=self._wiring.max_workers,
-            node_rank=0,
-        )
 
     # Going
 
@@ -181,10 +170,9 @@ class ElasticWorkerGroup(WorkerGroup):
     def _notice_drains(self) -> None:
         deadlines = draining_nodes()
         for joiner, worker in zip(self._running, self.get_workers(), strict=True):
-            metadata = worker.metadata
-            if metadata.node_id in deadlines and joiner.name not in self._leaving:
-                self._leaving.add(joiner.name)
-                self._tell(WorkerLeaving(worker=joiner.name, node=metadata.node_ip, deadline=deadlines[metadata.node_id]))
+            node = worker.metadata.node_id
+            if node in deadlines and joiner.name not in self._leaving:
+                self._send_away(joiner, worker, deadline=deadlines[node])
 
     def _give_up_surplus(self, num_finished: int) -> None:
         """Gives back what others need: who is on the way at once, who trains after its step."""
@@ -194,11 +182,12 @@ class ElasticWorkerGroup(WorkerGroup):
                 joiner.let_go()
                 self._liaison.tell_withdrawal(joiner.name)
                 continue
-            metadata = self.get_workers()[self._running.index(joiner)].metadata
-            self._leaving.add(joiner.name)
-            self._tell(
-                WorkerLeaving(worker=joiner.name, node=metadata.node_ip, deadline=0.0, reason="others need its place")
-            )
+            self._send_away(joiner, self.get_workers()[self._running.index(joiner)], reason="others need its place")
+
+    def _send_away(self, joiner: Joiner, worker: Worker, deadline: float = 0.0, reason: str = "") -> None:
+        """Is to leave after its step."""
+        self._leaving.add(joiner.name)
+        self._tell(WorkerLeaving(worker=joiner.name, node=worker.metadata.node_ip, deadline=deadline, reason=reason))
 
     def _see_off(self, statuses: dict[int, Any]) -> set[int]:
         """Asks the workers that are to leave to do so; the ranks of those that have left."""
@@ -242,10 +231,6 @@ class ElasticWorkerGroup(WorkerGroup):
         self._set_workers([self.get_workers()[rank] for rank in kept])
 
     # Looking
-
-    def _look(self, timeout: float | None) -> dict[int, Any]:
-        """What Ray Train's poll says of each worker, by rank in this group."""
-        return dict(enumerate(self._poll_workers_and_collect_errors(timeout))) if self._running else {}
 
     def _status(self, statuses: dict[int, Any]) -> WorkerGroupPollStatus:
         return WorkerGroupPollStatus(

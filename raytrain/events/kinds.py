@@ -6,8 +6,8 @@ Producers are the driver, the controller and the workers; nobody changes an even
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,25 +243,3 @@ class RunEnded(Event):
 
 
 KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls.kind}
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as plain values, with its kind first."""
-    return {"kind": event.kind, **asdict(event)}
-
-
-def from_json(value: dict[str, Any]) -> Event | None:
-    """The event, or None for a kind or shape that this version does not know."""
-    cls = KINDS.get(value.get("kind", ""))
-    if cls is None:
-        return None
-    names = {part.name for part in fields(cls)}
-    values = {key: item for key, item in value.items() if key in names}
-    if cls is GenerationFormed:
-        values["members"] = [Member(**member) for member in values["members"]]
-    if cls is RunStarted:
-        values["workers"] = tuple(values["workers"])
-    try:
-        return cls(**values)
-    except TypeError:
-        return None

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from pyarrow import fs
 
-from raytrain.events.kinds import Event, StepsDone, from_json, to_json
+from raytrain.events.kinds import Event, StepsDone
 from raytrain.events.recorded import RecordedSteps
+from raytrain.events.values import from_json, to_json
 from raytrain.rundir import EVENTS, RunDir
 
 REWRITE_S = 10.0  # an object store cannot append: the whole object is written again, at most this often

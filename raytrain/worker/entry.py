@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import ray
 import ray.train
+
+from raytrain.worker.network import network_variables
 
 if TYPE_CHECKING:  # imported in the worker only once its environment is set
     from raytrain.config import RunConfig
@@ -120,17 +121,6 @@ def _surroundings(connections: Connections, work: Work, host: str) -> Surroundin
         pid=os.getpid(),
         device=torch.device("cuda", 0) if work.accelerator == "gpu" else torch.device("cpu"),
     )
-
-
-def network_variables(host: str) -> dict[str, str]:
-    """The network interface that has the address by which Ray knows this node.
-
-    Gloo and NCCL choose one by the host's name otherwise, which may stand for an address that no peer reaches.
-    """
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(address.address == host for address in addresses):
-            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return {}
 
 
 def _sender(sink: Any) -> Callable[[list[Event], float], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,15 +20,13 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from raytrain.errors import RaytrainError
 from raytrain.rendezvous.state import Generation
+from raytrain.worker import network
 
 # `torch.distributed.nn` has the group of the moment of its import as default arguments, and would keep it for ever. DDP
 # imports it while there is a group, so it is imported here, while there is none.
 
 FORMING_TIMEOUT_S = 10.0
 """A peer that dies while the group forms is noticed after this time at the latest."""
-
-MAX_CONNECTING = 2048
-"""Workers that connect to the leader's store at once; more than that are asked to come again."""
 
 # gloo reports a dead or silent peer as a RuntimeError with a text of its own; NCCL and the store raise DistError kinds.
 _LOSS = re.compile(
@@ -91,15 +88,9 @@ class Group:
 
 
 def serve_store(host: str) -> TCPStore:
-    """The store that this worker offers to the generations that it leads.
-
-    It listens on a free port of `host` alone; left to itself, TCPStore would listen on all interfaces.
-    """
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listening = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTING)
-    port: int = listening.getsockname()[1]
-    limit = timedelta(seconds=FORMING_TIMEOUT_S)
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach())
+    """The store that this worker offers to the generations that it leads."""
+    store: TCPStore = network.serve_store(host, FORMING_TIMEOUT_S)
+    return store
 
 
 @contextmanager
@@ -114,7 +105,7 @@ def form(generation: Generation, worker: str, store: TCPStore, device: torch.dev
         try:
             if rank:
                 host, port = generation.members[0].store
-                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=FORMING_TIMEOUT_S))
+                store = network.join_store(host, port, FORMING_TIMEOUT_S)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore(f"generation-{generation.number}", store),

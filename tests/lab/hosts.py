@@ -6,6 +6,7 @@ of a process namespace of its own, as `tests.lab.test_lab` has it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
 LAPTOP = f"{NETWORK}.254"
+BOOT = "boot.sh"
 BOOT_LIMIT_S = 20.0
 SSHD = """
 ListenAddress 0.0.0.0
@@ -73,7 +75,7 @@ class Host:
         (self.disk / "root/.bashrc").write_text(exports)
         (self.disk / "log/booted").unlink(missing_ok=True)
         own = ["unshare", "--kill-child", "--fork", "--pid", "--mount", "--net", "--uts", "--ipc"]
-        script = [str(Path(__file__).with_name("boot.sh")), self.name, str(self.disk), str(self.lab / "over")]
+        script = [str(Path(__file__).with_name(BOOT)), self.name, str(self.disk), str(self.lab / "over")]
         seen = [str(self.lab / "shared"), str(ROOT), sys.prefix, sys.base_prefix]
         with (self.disk / "log/boot.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -150,6 +152,17 @@ def build(lab: Path, count: int) -> list[Host]:
     for host in hosts:
         host.boot()
     return hosts
+
+
+def first_processes() -> list[int]:
+    """The first processes of all hosts that this process can see."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().split("\0")
+            if words[0] == "bash" and words[1].endswith(BOOT):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _prepare(lab: Path, hosts: list[Host]) -> None:

@@ -21,7 +21,7 @@ from raytrain.events.kinds import RunEnded, StateRestored, WorkerLeft
 from raytrain.events.log import read
 from raytrain.rundir import RunDir
 from tests.cluster.script import Script, seen, trained
-from tests.lab.hosts import NETWORK, Host, build
+from tests.lab.hosts import NETWORK, Host, build, first_processes
 from tests.lab.laptop import Laptop
 
 HEAD = f"{NETWORK}.1"
@@ -50,6 +50,10 @@ class Watched(Script):
     def until(self, condition: Callable[[Any], bool], what: str) -> None:
         """Waits for something to be told."""
         wait(lambda: self._refreshed() and condition(self), what)
+        self.note(what)
+
+    def note(self, what: str) -> None:
+        """Something has happened just now."""
         self.seconds[what] = round(time.monotonic() - self._began, 1)
 
     def _refreshed(self) -> bool:
@@ -106,9 +110,10 @@ def main(lab: Path) -> None:
     hosts = build(lab, 4)
     head, *workers = hosts
     laptop = Laptop(lab)
+    boots = len(first_processes())
     run = Watched(lab / "shared")
     start_cluster(laptop, workers)
-    run.seconds["ray up"] = round(time.monotonic() - run._began, 1)
+    run.note("ray up")
     tunnel = laptop.start("ray", "dashboard", "--no-config-cache", str(laptop.file))
     wait(lambda: laptop.try_to("ray", "job", "list", "--address", DASHBOARD).returncode == 0, "the dashboard")
 
@@ -127,12 +132,13 @@ def main(lab: Path) -> None:
     tunnel.terminate()
     laptop.run("ray", "down", "-y", str(laptop.file))
     wait(lambda: not any("raylet" in line for host in (head, workers[2]) for line in host.commands()), "Ray's end")
-    run.seconds["ray down"] = round(time.monotonic() - run._began, 1)
+    run.note("ray down")
 
     alone = ("--run.workers", "1", "--run.storage", str(lab / "alone"), "--run.steps", last)
     laptop.run(*DIGITS, *alone)
     answer = {
         "seconds": run.seconds,
+        "boots": boots,
         "stopped": stopped,
         "refused": [refused.returncode, refused.stdout],
         "log": log,

@@ -20,8 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain.cluster.doctor import files, host, probe, ring, verdicts_machine, verdicts_network
 from raytrain.cluster.doctor.facts import Clock, Disk, Facts, Node, Ring, Row, Torch
+from raytrain.worker import network
 
-SENT: tuple[ModuleType, ...] = (files, host, probe, ring)
+SENT: tuple[ModuleType, ...] = (files, host, probe, ring, network)
 """Modules that travel to the nodes by value."""
 ECHO_S = 2.0
 """How long others are waited for once one node has said why it cannot take part."""
@@ -67,21 +68,21 @@ def examine(order: Order) -> list[Row]:
         rings = {"gloo": all_reduce(visit, "gloo", able, order.limit_s)}
         if with_gpus := [name for name in visit.present() if name in able and torches[name].nccl]:
             rings["nccl"] = all_reduce(visit, "nccl", with_gpus, order.limit_s)
-    machine, network = verdicts_machine, verdicts_network
+    machine, between = verdicts_machine, verdicts_network
     return [
-        network.nodes(nodes, visit.silent),
+        between.nodes(nodes, visit.silent),
         machine.packages(_facts(host.gather(_temp(), os.getppid())), facts, torches),
         machine.gpus(nodes, torches),
         machine.drivers(facts, torches),
-        network.storage(order.storage, faults, len(facts)),
-        network.all_reduce(rings, order.limit_s),
-        network.interfaces(nodes, facts),
-        network.clocks(clocks),
+        between.storage(order.storage, faults, len(facts)),
+        between.all_reduce(rings, order.limit_s),
+        between.interfaces(nodes, facts),
+        between.clocks(clocks),
         machine.disk(_storage_disk(order.storage), facts, order.least_disk_bytes),
         machine.shared_memory(nodes, facts),
         machine.open_files(facts),
         machine.cpus(free, order.workers, order.cpus_per_worker),
-        network.access(ray.get_runtime_context().gcs_address, is_token_auth_enabled()),
+        between.access(ray.get_runtime_context().gcs_address, is_token_auth_enabled()),
     ]
 
 

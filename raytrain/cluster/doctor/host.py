@@ -28,7 +28,7 @@ PACKAGES = (
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 NVIDIA_SMI_LIMIT_S = 10.0
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+GLOO = "GLOO_SOCKET_IFNAME"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -88,14 +88,6 @@ def gpu_drivers() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in said.stdout.splitlines() if line.strip())
-
-
-def network_variables(host: str) -> dict[str, str]:
-    """What a run sets on this node: the interface of its address; the same as in `worker.entry`, which a test compares."""
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(address.address == host for address in addresses):
-            return {GLOO: interface, NCCL: interface}
-    return {}
 
 
 def gloo_address(environment: Mapping[str, str]) -> tuple[str, str]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raytrain.cluster.doctor.files import read, write
-from raytrain.cluster.doctor.host import gather, network_variables, show_all_gpus
-from raytrain.cluster.doctor.ring import all_reduce, join_store, serve_store
+from raytrain.cluster.doctor.host import gather, show_all_gpus
+from raytrain.cluster.doctor.ring import all_reduce
+from raytrain.worker.network import join_store, network_variables, serve_store
 
 
 class Probe:

@@ -5,7 +5,6 @@ Sent to them by value, since raytrain may be missing there: nothing of raytrain 
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import MutableMapping
 from datetime import timedelta
@@ -14,33 +13,6 @@ from typing import Any
 SMALL, BIG = 1, 2**21
 """Elements of the two tensors, 4 bytes each."""
 SMALL_REPEATS, BIG_REPEATS = 20, 3
-MAX_CONNECTING = 2048
-"""Nodes that connect to the store at once."""
-
-
-def serve_store(host: str, limit_s: float) -> Any:
-    """The store by which the processes find each other, as in `worker.group`; see `port` of what comes back.
-
-    It listens on a free port of `host` alone; left to itself, TCPStore would listen on all interfaces.
-    """
-    from torch._C._distributed_c10d import TCPStore
-
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listening = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTING)
-    port: int = listening.getsockname()[1]
-    limit = timedelta(seconds=limit_s)
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach())
-
-
-def join_store(host: str, port: int, limit_s: float) -> Any:
-    """The store of another node.
-
-    Raises:
-        RuntimeError: it cannot be reached.
-    """
-    from torch._C._distributed_c10d import TCPStore
-
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s))
 
 
 def all_reduce(

@@ -92,7 +92,7 @@ def test_r7_two_local_writers_at_once_do_not_share_a_directory(
             os.mkdir(f"{path}/step-000000001")
 
     monkeypatch.setattr("os.makedirs", overtake)
-    monkeypatch.setattr(store, "_sleep", lambda seconds: None)
+    monkeypatch.setattr(store._retries, "_sleep", lambda seconds: None)
     assert write(store, 1).name == "step-000000001-2"
     assert overtaken
 
@@ -247,7 +247,7 @@ def test_r7_two_passing_errors_are_retried_with_a_growing_pause(tmp_path: Path, 
     fault = FirstFail(operation, times=2)
     pauses: list[float] = []
     store = store_at(tmp_path / "run", fault)
-    store._sleep = pauses.append
+    store._retries._sleep = pauses.append
     checkpoint = write(store, 1)
     assert fault.left == 0
     assert pauses == [0.5, 1.0]

@@ -16,6 +16,7 @@ from raytrain.cluster.rehearsal import PATIENCE_S, Hands, Missed, Outcome, Rehea
 from raytrain.errors import ConfigError, StorageError
 from raytrain.events import kinds
 from raytrain.events.log import EventLog, read
+from raytrain.events.values import to_json
 from raytrain.events.view import RunView, fold
 from raytrain.rundir import RunDir
 from tests.unit.cluster.test_processes import show
@@ -91,7 +92,7 @@ def test_the_schedule_begins_with_the_workers_and_ends_with_the_run(tmp_path: Pa
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(run_dir: RunDir) -> None:
     record = open_running(run_dir)
     path = Path(run_dir.child("events.jsonl"))
-    line = json.dumps(kinds.to_json(steps(0, 10)))
+    line = json.dumps(to_json(steps(0, 10)))
     with path.open("a") as file:
         file.write(line[:20])
         file.flush()

@@ -18,6 +18,7 @@ from pyarrow import fs
 from raytrain.events import kinds
 from raytrain.events.curve import curve
 from raytrain.events.log import EventLog, read
+from raytrain.events.values import to_json
 from raytrain.rundir import RunDir
 
 
@@ -266,7 +267,7 @@ def test_r7_a_sick_store_is_tried_again_and_loses_nothing(store: CountingStore) 
 def add_beside(run_dir: RunDir, *events: kinds.Event) -> None:
     """As another process adds to the file: whole lines at once."""
     with Path(run_dir.child("events.jsonl")).open("a") as file:
-        file.write("".join(json.dumps(kinds.to_json(event)) + "\n" for event in events))
+        file.write("".join(json.dumps(to_json(event)) + "\n" for event in events))
 
 
 FAULT = kinds.FaultInjected(time=1.0, fault="kill", target="w1")
@@ -287,7 +288,7 @@ def test_what_others_add_to_the_file_is_told_once_in_the_order_of_the_file(run_d
 
 def test_a_line_of_others_is_told_when_it_is_whole_and_noise_never(run_dir: RunDir) -> None:
     log = EventLog(run_dir)
-    path, line = Path(run_dir.child("events.jsonl")), json.dumps(kinds.to_json(FAULT)) + "\n"
+    path, line = Path(run_dir.child("events.jsonl")), json.dumps(to_json(FAULT)) + "\n"
     for part, told in ((line[:20], []), (line[20:] + "noise\n", [FAULT])):
         with path.open("a") as file:
             file.write(part)

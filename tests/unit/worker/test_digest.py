@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raytrain.checkpoint.state import restore, snapshot
-from raytrain.events.kinds import from_json, to_json
+from raytrain.events.values import from_json, to_json
 from raytrain.worker.digest import state_digest, tensor_digests, value_digest, whole_digest
 from raytrain.worker.state import TrainState
 

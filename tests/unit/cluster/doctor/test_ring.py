@@ -13,12 +13,13 @@ from raytrain.cluster.doctor.ring import bus_bandwidth, check_sum
 SCRIPT = """
 import sys, json
 from raytrain.cluster.doctor import ring
+from raytrain.worker import network
 rank, size, port = map(int, sys.argv[1:])
 if rank == 0:
-    store = ring.serve_store("127.0.0.1", 50)
+    store = network.serve_store("127.0.0.1", 50)
     print(store.port, flush=True)
 else:
-    store = ring.join_store("127.0.0.1", port, 50)
+    store = network.join_store("127.0.0.1", port, 50)
 progress = {}
 latency_s, rate = ring.all_reduce(progress, "gloo", rank, size, store, 50)
 print(json.dumps([progress["phase"], latency_s > 0, rate > 0]), flush=True)
