@@ -1,1 +1,1 @@
-"""Ray Train's controller and worker group, changed so that a worker can be lost or join without restarting the others."""
+"""Ray Train's controller and worker group, changed so that workers are lost and join without restarting the others."""

@@ -1,183 +1,290 @@
-"""One group of workers that is started once by plain Ray Train, and never mended. The driver's view of it.
+"""One attempt of restart mode: a `TorchTrainer` of a fixed size, its rendezvous, and how the driver sees it.
 
-Ray Train's `fit` runs in a thread of its own, since it blocks for as long as the group lives. Nothing is decided here.
+Uses public Ray only. `FitActor` runs Ray Train, so that killing it kills everything of the attempt. The rendezvous forms
+generations of exactly the attempt's workers, and knows which of them have started, finished or died. When the next attempt
+starts, and how large it is, is decided in `restart`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
-import threading
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import ray
 import ray.train
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train.torch import TorchTrainer
 
-from raytrain.elastic.attempt_rendezvous import Report
-from raytrain.elastic.wiring import worker_name
+from raytrain.elastic.controller_config import worker_name
+from raytrain.elastic.environment import environment_set
+from raytrain.errors import (
+    InternalError,
+    RaytrainError,
+)
 from raytrain.events.kinds import WorkerStarting
+from raytrain.rendezvous.actor import RendezvousActor
+from raytrain.rendezvous.health import HealthTimeouts, Heartbeat, HeartbeatReply
+from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest
 
-FRESH_LIMIT_S = 2.0
-TOLD_WITHIN_S = 10.0
+PROBE_EVERY_S, REPLY_TIMEOUT_S = 0.5, 5.0
+ENVIRONMENT = {"RAY_CHDIR_TO_TRIAL_DIR": "0"}
+"""Read by Ray Train when `fit` starts: workers stay in their directory."""
+BUDGETS = ("max_failures", "controller_failure_limit", "max_preemption_failures")
+"""Fields of `FailureConfig` that let Ray Train retry; not every version has all of them."""
 
-Work = Callable[[Mapping[str, Any]], None]
+TrainFunction = Callable[[Mapping[str, Any]], None]
 
 
-class Attempt:
-    """Begins at once.
+@dataclass(frozen=True)
+class Loss:
+    """Why the process of a worker is gone; `evicted`: the rendezvous killed it because it was silent or stuck."""
+
+    reason: str
+    preempted: bool = False
+    evicted: bool = False
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    """What the driver needs to know of an attempt; `step` and `generation` are the latest that were reported."""
+
+    members: tuple[str, ...] = ()
+    """Of the latest generation, in the order of ranks."""
+    step: int = NO_STATE
+    generation: int = 0
+    started: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Node address and process of each worker whose train function has started."""
+    finished: dict[str, RaytrainError | None] = field(default_factory=dict)
+    """Workers whose train functions have ended, with the error if there was one."""
+    lost: dict[str, Loss] = field(default_factory=dict)
+
+
+class AttemptRendezvous(RendezvousActor):
+    """A rendezvous that never forms a smaller generation: a worker that has lost a peer waits until the attempt ends.
 
     Args:
-        fit: runs the group to its end.
-        rendezvous: handle of its `AttemptRendezvous`.
-        names: of its workers, by rank.
-        clock: monotonic time in seconds.
+        num_workers: of the attempt.
+        timeouts: after which a silent or stuck worker is evicted.
+        max_step: steps of earlier attempts; up to there workers report each step at once.
+        last: number of the latest generation of earlier attempts.
     """
 
     def __init__(
-        self,
-        fit: Callable[[], object],
-        rendezvous: Any,
-        names: tuple[str, ...],
-        clock: Callable[[], float] = time.monotonic,
+        self, num_workers: int, timeouts: HealthTimeouts | None = None, max_step: int = NO_STATE, last: int = 0
     ) -> None:
-        self.rendezvous, self.names, self._clock = rendezvous, names, clock
-        self.report = Report()
-        """What was last heard of it."""
-        self.known: dict[str, tuple[str, int]] = {}
-        """Address of the node and process of each worker that has begun; a rendezvous that was started anew forgets."""
-        self.ended: dict[str, bool] = {}
-        """Workers whose functions have ended; the value says whether by an error."""
-        self.is_to_stop = False
-        """Whether it was asked to stop, so that a larger one can follow."""
-        self._asked: Any = None
-        self._began = clock()
-        self._broken_since: float | None = None
-        self._running = in_background(fit)
+        super().__init__(num_workers, timeouts)
+        self._state.max_step, self._last = max_step, last
+        self._step, self._probed_at = NO_STATE, 0.0
+        self._started: dict[str, tuple[str, int]] = {}
+        self._finished: dict[str, RaytrainError | None] = {}
+        self._lost: dict[str, Loss] = {}
+        self._came_from: dict[str, int] = {}
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether Ray Train has given back all that the group had."""
-        return self._running.done()
+    async def begin(self, worker: str, node: str, pid: int, handle: Any) -> None:
+        """The train function of `worker` starts."""
+        self._started[worker], self._handles[worker] = (node, pid), handle
+        await self.expect(worker)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody trains any more; Ray Train may take its time after that."""
-        return self.has_ended or (len(self.ended) == len(self.names) and not any(self.ended.values()))
+    async def end(self, worker: str, error: RaytrainError | None) -> None:
+        """The train function of `worker` has ended: its silence means nothing from now on."""
+        self._finished[worker] = error
+        self._health.forget(worker)
 
-    @property
-    def error(self) -> BaseException | None:
-        """Why Ray Train ended the group, once it has done so; None if the group finished."""
-        return self._running.exception() if self.has_ended else None
+    async def heartbeat(self, heartbeat: Heartbeat, handle: Any = None) -> HeartbeatReply:
+        self._step = max(self._step, heartbeat.step)
+        return await super().heartbeat(heartbeat, handle)
 
-    def look(self) -> None:
-        """Takes the report that was asked for last time, if it is there, and asks for the next one."""
-        if self._asked is None or ray.wait([self._asked], timeout=0)[0]:
-            self._take(0.0)
-            self._asked = self.rendezvous.report.remote()
+    async def join(self, request: JoinRequest, handle: Any) -> Generation | None:
+        self._step, self._came_from[request.worker] = max(self._step, request.step), request.last_generation
+        last = max(request.last_generation, self._last)
+        return await super().join(replace(request, last_generation=last), handle)
 
-    def look_closely(self) -> None:
-        """Waits for a report of this moment, for a short while."""
-        self._asked = self.rendezvous.report.remote()
-        self._take(FRESH_LIMIT_S)
+    async def kill_workers(self) -> None:
+        """Kills the processes of the workers, so that Ray Train ends the group and frees its resources."""
+        for handle in self._handles.values():
+            ray.kill(handle)
 
-    def stop(self) -> None:
-        """Asks the workers to save their state and to end; again at each call, since the rendezvous may have been away."""
-        self.is_to_stop = True
-        self.rendezvous.stop.remote()
+    async def report(self) -> AttemptStatus:
+        """The status, after a liveness probe of all workers."""
+        if time.monotonic() >= self._probed_at + PROBE_EVERY_S:
+            self._probed_at = time.monotonic()
+            workers = [worker for worker in self._handles if worker not in self._finished | self._lost]
+            losses = await asyncio.gather(*(find_loss(self._handles[worker]) for worker in workers))
+            self._lost |= {worker: loss for worker, loss in zip(workers, losses, strict=True) if loss}
+        generation = self._state.generation
+        members = tuple(member.worker for member in generation.members)
+        return AttemptStatus(
+            members,
+            self._step,
+            generation.number,
+            dict(self._started),
+            dict(self._finished),
+            self._losses(generation.number),
+        )
 
-    def broken_for_s(self, start_limit_s: float) -> float:
-        """Seconds for which it has been known that the group cannot go on; 0 if it can.
+    def _losses(self, generation: int) -> dict[str, Loss]:
+        """Without survivors of the latest generation that Ray Train has killed since."""
+        evicted = {worker: Loss(reason, evicted=True) for worker, reason in self._evicted.items()}
+        lost = {worker: loss for worker, loss in (self._lost | evicted).items() if worker not in self._finished}
+        survivors = {worker for worker, number in self._came_from.items() if number == generation > 0}
+        return {worker: loss for worker, loss in lost.items() if worker not in survivors} or lost
 
-        Args:
-            start_limit_s: what the start of all workers may take.
-        """
-        now = self._clock()
-        is_late = len(self.known) < len(self.names) and now - self._began > start_limit_s
-        if not (is_late or self.report.survey.given_up or any(self.ended.values())):
-            self._broken_since = None
-            return 0.0
-        self._broken_since = now if self._broken_since is None else self._broken_since
-        return now - self._broken_since
 
-    def kill(self) -> Any:
-        """Ends the workers' processes, which makes Ray Train end the group; returns a reference that is there then."""
-        return self.rendezvous.kill_all.remote()
+async def find_loss(handle: Any) -> Loss | None:
+    """Why the process of an actor is gone; None if it lives, or if Ray does not know yet."""
+    try:
+        await asyncio.wait_for(handle.__ray_ready__.remote(), PROBE_EVERY_S)
+    except (ActorUnavailableError, GetTimeoutError, asyncio.TimeoutError, TimeoutError):
+        return None
+    except RayActorError as error:
+        return Loss(first_line(error), preempted=bool(getattr(error, "preempted", False)))
+    return None
 
-    def close(self, limit_s: float) -> None:
-        """Ends what is left, which may take so long; those that begin later find no rendezvous, and end by themselves."""
-        if not self.is_over:
-            ray.wait([self.kill()], timeout=limit_s)
-        ray.kill(self.rendezvous)
 
-    def wait(self, limit_s: float) -> None:
-        """Waits until Ray Train has ended it, up to a limit."""
-        concurrent.futures.wait([self._running], limit_s)
+class NoProcessGroup(BackendConfig):
+    """Ray Train forms no process group, since the workers form their own."""
 
-    def _take(self, limit_s: float) -> None:
-        if self._asked is None:
-            return
+    backend = "gloo"
+
+
+class FitActor:
+    """Runs the `TorchTrainer` of each attempt. The driver does not wait for one, since it ends seconds after its workers."""
+
+    def __init__(self) -> None:
+        self._variables = contextlib.ExitStack()
+        self._variables.enter_context(environment_set(ENVIRONMENT))
+
+    def fit(
+        self, train: TrainFunction, config: dict[str, Any], scaling: ScalingConfig, name: str, storage: str
+    ) -> TrainingFailedError | None:
+        """Returns the error with which Ray Train ended the group."""
+        known = {budget.name for budget in fields(FailureConfig)}
+        no_retries = FailureConfig(**{name: 0 for name in BUDGETS if name in known})
+        trainer = TorchTrainer(
+            train,
+            train_loop_config=config,
+            torch_config=NoProcessGroup(),
+            scaling_config=scaling,
+            run_config=RunConfig(name=name, storage_path=storage, failure_config=no_retries),
+        )
         try:
-            self.report = ray.get(self._asked, timeout=limit_s)
-        except (RayActorError, GetTimeoutError):
-            return
-        finally:
-            self._asked = None
-        self.known |= self.report.known
-        self.ended |= self.report.ended
+            trainer.fit()
+        except TrainingFailedError as error:
+            return error
+        return None
 
 
-def in_background(work: Callable[[], object]) -> concurrent.futures.Future[object]:
-    """Does the work in a thread that nobody has to wait for, also not at the end of the process."""
-
-    async def carry() -> object:
-        try:
-            return work()
-        except SystemExit:  # by which Ray ends whoever still waits for something when it is shut down
-            return None
-
-    def turn() -> None:
-        loop.run_forever()
-        loop.close()
-
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=turn, name="attempt", daemon=True).start()
-    running = asyncio.run_coroutine_threadsafe(carry(), loop)
-    running.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    return running
-
-
-def told(work: Work, rendezvous: Any, sink: Any, first_worker: int) -> Work:
-    """The function that runs in each worker: `work`, with its beginning and its end told.
-
-    Args:
-        work: what is done.
-        rendezvous: handle of the `AttemptRendezvous`.
-        sink: handle of the event sink.
-        first_worker: number of the worker with rank 0; they are counted over all attempts.
-    """
+def reporting(train: TrainFunction, rendezvous: Any, writer: Any, first_worker: int) -> TrainFunction:
+    """`train`, with its start and its end reported to the rendezvous; runs in the worker `first_worker` + its rank."""
 
     def run(config: Mapping[str, Any]) -> None:
         worker = worker_name(first_worker + ray.train.get_context().get_world_rank())
         node, pid, handle = ray.util.get_node_ip_address(), os.getpid(), ray.get_runtime_context().current_actor
-        sink.append.remote([WorkerStarting(worker=worker, node=node, pid=pid)])
-        with contextlib.suppress(ActorUnavailableError):  # it is being started anew, and learns of us by our heartbeats
+        writer.append.remote([WorkerStarting(worker=worker, node=node, pid=pid)])
+        with contextlib.suppress(ActorUnavailableError):  # it is being restarted, and learns of us by our heartbeats
             ray.get(rendezvous.begin.remote(worker, node, pid, handle))
-        has_raised = True
         try:
-            work(config)
-            has_raised = False
+            train(config)
         finally:
-            _tell_end(rendezvous, worker, has_raised)
+            error = sys.exc_info()[1]
+            if error is not None and not isinstance(error, RaytrainError):
+                error = InternalError("".join(traceback.format_exception(error)))  # which can be pickled for certain
+            with contextlib.suppress(RayError):  # then the driver learns it from Ray Train
+                ray.get(rendezvous.end.remote(worker, error), timeout=REPLY_TIMEOUT_S)
 
     return run
 
 
-def _tell_end(rendezvous: Any, worker: str, has_raised: bool) -> None:
-    """A rendezvous that is away never learns it; the driver learns it from Ray Train then."""
-    with contextlib.suppress(RayError):
-        ray.get(rendezvous.end.remote(worker, has_raised), timeout=TOLD_WITHIN_S)
+class Attempt:
+    """A group of workers that is started once, as the driver sees it; `result` refers to what `FitActor.fit` returns."""
+
+    def __init__(self, result: Any, rendezvous: Any, names: tuple[str, ...]) -> None:
+        self.rendezvous, self.names, self._result = rendezvous, names, result
+        self.status, self._call = AttemptStatus(), rendezvous.report.remote()
+        self.has_ended = False
+        self.error: BaseException | None = None
+        """Whether Ray Train has ended the group, and with which error."""
+        self.is_to_stop = False
+        """Whether it was asked to save and to end, so that a larger one can follow."""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether all train functions have returned, rather than that the group broke."""
+        return len(self.status.finished) == len(self.names) or (self.has_ended and self.error is None)
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_finished or self.has_ended or bool(self.status.lost) or any(self.status.finished.values())
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Takes the status that was requested last time, if it comes in time, and requests the next one."""
+        if ray.wait([self._result], timeout=0)[0]:
+            self.has_ended = True
+            try:
+                self.error = ray.get(self._result)
+            except RayActorError as error:
+                self.error = error
+        if not ray.wait([self._call], timeout=timeout_s)[0]:
+            return
+        with contextlib.suppress(RayActorError):  # it is being restarted and forgets, so what was known is kept
+            new, old = ray.get(self._call), self.status
+            started, finished = old.started | new.started, old.finished | new.finished
+            self.status = replace(new, started=started, finished=finished, lost=old.lost | new.lost)
+        self._call = self.rendezvous.report.remote()
+
+    def stop(self) -> None:
+        """Asks the workers to save and to end; repeated, since a restarted rendezvous has forgotten it."""
+        self.is_to_stop = True
+        self.rendezvous.stop.remote()
+
+    def close(self) -> None:
+        """Kills the workers that are left; those that start later find no rendezvous, and end."""
+        if not self.has_finished:
+            ray.wait([self.rendezvous.kill_workers.remote()], timeout=REPLY_TIMEOUT_S)
+        ray.kill(self.rendezvous)
+
+
+@dataclass(frozen=True)
+class AttemptFactory:
+    """Starts attempts.
+
+    Args:
+        train: the train function.
+        connect: its configuration, from the attempt's rendezvous and the serial number of the first worker.
+        open_rendezvous: starts an `AttemptRendezvous`, from its arguments `num_workers`, `max_step` and `last`.
+        fit: handle of a `FitActor`.
+        resources: of one worker.
+        use_gpu: whether a worker has a GPU.
+        storage: a directory for Ray Train, which insists on one.
+    """
+
+    train: TrainFunction
+    connect: Callable[[Any, int], dict[str, Any]]
+    open_rendezvous: Callable[[int, int, int], Any]
+    fit: Any
+    resources: Mapping[str, float]
+    use_gpu: bool
+    storage: str
+
+    def start(self, writer: Any, num_workers: int, first_worker: int, max_step: int, last: int) -> Attempt:
+        """An attempt with workers from number `first_worker` on; see `AttemptRendezvous` for the other arguments."""
+        resources = dict(self.resources)
+        scaling = ScalingConfig(num_workers=num_workers, use_gpu=self.use_gpu, resources_per_worker=resources)
+        rendezvous = self.open_rendezvous(num_workers, max_step, last)
+        train, config = reporting(self.train, rendezvous, writer, first_worker), self.connect(rendezvous, first_worker)
+        result = self.fit.fit.remote(train, config, scaling, f"from-{worker_name(first_worker)}", self.storage)
+        return Attempt(result, rendezvous, tuple(worker_name(first_worker + rank) for rank in range(num_workers)))
+
+
+def first_line(error: BaseException) -> str:
+    """What happened, without what Ray Train wraps it in."""
+    cause = getattr(error, "controller_failure", error)
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]

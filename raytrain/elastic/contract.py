@@ -1,7 +1,7 @@
-"""Is the inside of this Ray Train the one that in-place elasticity was written for? Checked without starting Ray.
+"""Does this Ray Train have the internals that in-place elasticity was written for? Checked without starting Ray.
 
-It knows each name, signature, field and attribute of Ray that `elastic` uses, and says which are not as they were. What a
-test reads out of Ray's source, besides, is in `tests/cluster/test_ray_contract.py`. Runs in the driver.
+Lists each name, signature, field and attribute of Ray that `elastic` uses, and reports those that have changed. It is a file
+of its own, apart from `internals`, since importing that fails with another Ray. Runs in the driver.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SIGNATURES: dict[str, tuple[str, list[str]]] = {
     "TorchTrainer._create_default_callbacks": ("overridden", []),
     "TorchTrainer._initialize_and_run_controller": ("overridden", ["controller_init_kwargs"]),
 }
-"""How each function is used, and the parameters that it takes besides `self`."""
+"""How each function is used, and its parameters besides `self`."""
 
 FIELDS: dict[str, list[str]] = {
     "DistributedContext": ["world_rank", "world_size", "local_rank", "local_world_size", "node_rank"],
@@ -103,28 +103,28 @@ ABSTRACT: dict[str, set[str]] = {
     },
     "PlacementGroupHandle": {"placement_group", "ready", "wait", "shutdown"},
 }
-"""The methods of an abstract class, all of which are written in `elastic`."""
+"""The abstract methods of a class, all of which `elastic` implements."""
 
 
 def violations() -> list[str]:
-    """What in-place elasticity uses of Ray and does not find as it was, in words; none if all is there."""
+    """Describes what in-place elasticity uses of Ray and is missing or has changed; empty if nothing is."""
     try:
         internals = importlib.import_module(INTERNALS)
     except (ImportError, AttributeError) as error:
         return [f"Ray {ray.__version__}: {error}"]
     missing = [name for name in internals.__all__ if getattr(internals, name, None) is None]
     if missing:
-        return [f"there is no {name}" for name in missing]
+        return [f"{name} does not exist" for name in missing]
     return list(_differences(used_names()))
 
 
 def parameters(function: Any) -> list[str]:
-    """The names of what a function takes, without `self` and what Ray adds once its class has been an actor's."""
+    """The parameters of a function, without `self` and the one that Ray adds to methods of actors."""
     return [name for name in inspect.signature(function).parameters if name not in ("self", "_ray_trace_ctx")]
 
 
 def find(path: str, among: Mapping[str, Any]) -> Any:
-    """'WorkerGroup.create' -> the method; None if it is not there."""
+    """'WorkerGroup.create' -> the method; None if it does not exist."""
     first, *rest = path.split(".")
     found = among.get(first)
     for name in rest:
@@ -133,7 +133,7 @@ def find(path: str, among: Mapping[str, Any]) -> Any:
 
 
 def used_names() -> dict[str, Any]:
-    """What the tables speak of, by name. Some of it is public in Ray, but used beyond what that promises."""
+    """The objects of the tables, by name. Some are public in Ray, but used beyond what is documented."""
     from ray.train.torch import TorchTrainer
 
     bases = {cls.__name__: cls for cls in TorchTrainer.__mro__}
@@ -146,13 +146,13 @@ def _differences(names: Mapping[str, Any]) -> Iterator[str]:
     for path, (use, expected) in SIGNATURES.items():
         function = find(path, names)
         if not callable(function):
-            yield f"{path}, {use}, is not there"
+            yield f"{path}, {use}, does not exist"
         elif (found := parameters(function)) != expected:
             yield f"{path}, {use}, takes {_listed(found)} instead of {_listed(expected)}"
     for name, expected in FIELDS.items():
         cls = names.get(name)
         if not dataclasses.is_dataclass(cls):
-            yield f"{name} is no dataclass"
+            yield f"{name} is not a dataclass"
         elif (found := [field.name for field in dataclasses.fields(cls)]) != expected:
             yield f"{name} has {_listed(found)} instead of {_listed(expected)}"
     for name, attributes in ATTRIBUTES.items():
@@ -161,7 +161,7 @@ def _differences(names: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} sets no {attribute}"
     for name, methods in ABSTRACT.items():
         for method in sorted(set(getattr(names.get(name), "__abstractmethods__", ())) - methods):
-            yield f"{name} wants {method}, which is not written here"
+            yield f"{name} requires {method}, which is not implemented here"
 
 
 def _listed(names: list[str]) -> str:

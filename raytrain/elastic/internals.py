@@ -1,7 +1,7 @@
-"""Everything that raytrain takes from the inside of Ray Train 2.60, in one place.
+"""All internals of Ray Train 2.60 that raytrain uses, in one place.
 
-No other module may import `ray.train.v2._internal` (ruff checks it); `tests/cluster/test_ray_contract.py` checks each name
-and signature that is used, so that another Ray fails there and says what changed.
+No other module may import `ray.train.v2._internal` (ruff checks it). `contract` checks each name and signature that is used,
+before a run imports this file.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ __all__ = [
 
 
 def draining_nodes() -> dict[str, float]:
-    """Nodes that are announced to go away, by id, with the Unix times at which they do; 0 where that is not known."""
+    """Draining nodes by id, with their deadlines in Unix seconds; 0 if a deadline is not known."""
     return {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}

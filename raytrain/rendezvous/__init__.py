@@ -1,1 +1,1 @@
-"""Who trains together: a pure state machine, and the actor and client that carry it."""
+"""Which workers train together: a pure state machine, and the Ray actor and client around it."""

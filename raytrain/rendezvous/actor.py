@@ -1,43 +1,51 @@
-"""The rendezvous as a Ray actor: listens to heartbeats, lets workers wait for a generation, and answers calls.
+"""The rendezvous as a Ray actor: receives heartbeats, blocks workers until a generation forms, and answers the controller.
 
 One per run, in a process of its own on the driver's node, without CPUs. All decisions are made by `state.Rendezvous` and
-`vitals.Vitals`; this file only knows time, and whom to tell. Ray starts it again if it dies: it then learns from the
-heartbeats who trains, before it lets anybody in.
+`health.HealthMonitor`; this file knows time and whom to call. Ray restarts the actor if it dies: it then learns from the
+heartbeats who trains, before it admits anybody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.train  # the handles of workers need it, and the first one should not wait for it
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from raytrain.rendezvous.asking import Asking
-from raytrain.rendezvous.door import Door, Reply
-from raytrain.rendezvous.generation import NOBODY, Entrant, Generation, Signals
-from raytrain.rendezvous.state import Rendezvous
-from raytrain.rendezvous.vitals import Answer, Beat, Limits, Vitals
+from raytrain.rendezvous.health import HealthMonitor, HealthTimeouts, Heartbeat, HeartbeatReply
+from raytrain.rendezvous.state import EMPTY_GENERATION, Generation, JoinRequest, Rendezvous, Signals
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 WATCH_S = 10.0
+FORM_EVERY_S = 0.02
+FIRST_PROBE_S, MAX_PROBE_S = 0.02, 0.5
+PROBE_S_PER_WORKER = 0.0005
+"""Pause per probed worker: a thousand of them are probed twice a second at most."""
+PROBE_TIMEOUT_S = 0.5
+
+Reply = tuple[bool, Generation | None]
+"""Whether a join request is to be answered now, and with what."""
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What the controller wants to know.
+class RendezvousStatus:
+    """What the controller needs to know.
 
     Args:
-        given_up: workers that were given up and killed since the rendezvous began, and why.
-        left: workers that left as they were asked to.
+        evicted: workers that were evicted and killed since the rendezvous started, with the reason.
+        drained: workers that left as they were asked to.
         members: of the latest generation, in the order of ranks.
-        step: the most finished steps that anybody has told of.
+        step: the most finished steps that any worker has reported.
     """
 
-    given_up: dict[str, str]
-    left: frozenset[str]
+    evicted: dict[str, str]
+    drained: frozenset[str]
     members: tuple[str, ...]
     step: int
 
@@ -47,97 +55,96 @@ class RendezvousActor:
 
     Args:
         min_workers: the smallest generation.
-        limits: when a silent or stuck worker is given up.
-        is_reborn: whether it takes over from one that died; asked of Ray by default.
+        timeouts: after which a silent or stuck worker is evicted.
+        is_restarted: whether it replaces one that died; asked of Ray by default.
     """
 
-    def __init__(self, min_workers: int, limits: Limits | None = None, is_reborn: bool | None = None) -> None:
-        self._state, self._vitals = Rendezvous(min_workers), Vitals(limits or Limits(), LOOK_EVERY_S)
+    def __init__(self, min_workers: int, timeouts: HealthTimeouts | None = None, is_restarted: bool | None = None) -> None:
+        self._state, self._health = Rendezvous(min_workers), HealthMonitor(timeouts or HealthTimeouts(), CHECK_EVERY_S)
         self._handles: dict[str, Any] = {}
-        self._given_up: dict[str, str] = {}
-        self._left: set[str] = set()
-        self._door = Door(self._form, self._reply)
-        self._asking = Asking(lambda: self._state.to_ask, self._handles, self._lose)
-        self._looking: asyncio.Task[None] | None = None
-        if is_reborn is None:
-            is_reborn = ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed
-        self._opens_at = time.monotonic() + self._vitals.limits.heartbeat_s if is_reborn else 0.0
-        """By then everybody who lives has said in which generation it is; who has not is dead by the same limit."""
+        self._evicted: dict[str, str] = {}
+        self._drained: set[str] = set()
+        self._barrier = JoinBarrier(self._form, self._reply)
+        self._probe = LivenessProbe(lambda: self._state.to_probe, self._handles, self._report_lost)
+        self._health_check: asyncio.Task[None] | None = None
+        if is_restarted is None:
+            is_restarted = ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed
+        self._opens_at = time.monotonic() + self._health.timeouts.heartbeat_s if is_restarted else 0.0
+        """By then every living worker has reported its generation; the others are dead by the same timeout."""
 
-    async def start(self, worker: str) -> None:
-        """The process of `worker` runs; it will enter soon."""
-        self._state.start(worker)
-        self._vitals.expect(worker, time.monotonic(), is_starting=True)
+    async def expect(self, worker: str) -> None:
+        """The process of `worker` runs and will join soon."""
+        self._state.expect(worker)
+        self._health.expect(worker, time.monotonic(), is_starting=True)
 
-    async def beat(self, beat: Beat, handle: Any = None) -> Answer:
-        """Takes a heartbeat; its generation may come without its members, once they are known."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_after())
-        self._state.reached = max(self._state.reached, beat.step)
-        if beat.worker not in self._given_up and beat.worker not in self._left:
-            self._vitals.note(beat, time.monotonic())
+    async def heartbeat(self, heartbeat: Heartbeat, handle: Any = None) -> HeartbeatReply:
+        """Takes a heartbeat; its generation may come without members once they are known."""
+        if self._health_check is None or self._health_check.done():
+            self._health_check = asyncio.create_task(self._evict_unhealthy())
+        self._state.max_step = max(self._state.max_step, heartbeat.step)
+        if heartbeat.worker not in self._evicted and heartbeat.worker not in self._drained:
+            self._health.record(heartbeat, time.monotonic())
         if handle is not None:
-            self._handles[beat.worker] = handle
-        is_known = beat.worker in self._handles
-        if beat.generation is None:
-            return Answer(False, is_known)
-        number = beat.generation.number
+            self._handles[heartbeat.worker] = handle
+        is_known = heartbeat.worker in self._handles
+        if heartbeat.generation is None:
+            return HeartbeatReply(False, is_known)
+        number = heartbeat.generation.number
         if number > self._state.generation.number and not self._is_open:
-            if not beat.generation.members:
-                return Answer(False, is_known=False)
-            self._adopt(beat.generation)
+            if not heartbeat.generation.members:
+                return HeartbeatReply(False, is_known=False)
+            self._recover(heartbeat.generation)
         is_broken = self._state.is_broken if number == self._state.generation.number else self._is_open
-        return Answer(is_broken, is_known)
+        return HeartbeatReply(is_broken, is_known)
 
-    async def lose(self, worker: str) -> None:
+    async def report_lost(self, worker: str) -> None:
         """The process of `worker` is gone."""
-        self._lose(worker)
+        self._report_lost(worker)
 
-    async def leave(self, worker: str) -> bool:
-        """Asks `worker` to leave after its step; returns whether it has a part in the run that must be waited for."""
+    async def drain(self, worker: str) -> bool:
+        """Asks `worker` to leave after its step; returns whether it takes part in the run, so that it must be waited for."""
         while not self._is_open:
-            await self._door.news(LOOK_EVERY_S)
-        must_wait = self._state.leave(worker) or worker in self._left
-        self._door.change()
+            await self._barrier.changed(CHECK_EVERY_S)
+        must_wait = self._state.drain(worker) or worker in self._drained
+        self._barrier.notify()
         return must_wait
 
-    async def enter(self, entrant: Entrant, handle: Any) -> Generation | None:
-        """Blocks until a generation with this worker forms; None when it may go: the run is over, or it was to leave.
+    async def join(self, request: JoinRequest, handle: Any) -> Generation | None:
+        """Blocks until a generation with this worker forms; None when it may exit: the run is over, or it has drained.
 
-        Returns NOBODY if the worker was taken for dead while it waited. Nobody enters again in its name, since the call of a
-        worker that is really dead waits here like any other.
+        Returns EMPTY_GENERATION if the worker was declared dead while it waited. Nobody joins again in its name, since the
+        call of a worker that is really dead waits here like any other.
         """
-        self._handles[entrant.worker] = handle
-        self._state.enter(entrant, time.monotonic())
-        self._asking.hurry()
-        return await self._door.wait(entrant)
+        self._handles[request.worker] = handle
+        self._state.join(request, time.monotonic())
+        self._probe.start()
+        return await self._barrier.wait(request)
 
     async def watch(self, generation: int) -> Signals:
         """Blocks, for some seconds at most, until members of `generation` should do something after their step."""
-        until = time.monotonic() + WATCH_S
-        while (signals := self._signals(generation)) == Signals() and time.monotonic() < until:
-            await self._door.news(0.1 if self._state.newcomers else 0.5)
+        deadline = time.monotonic() + WATCH_S
+        while (signals := self._signals(generation)) == Signals() and time.monotonic() < deadline:
+            await self._barrier.changed(0.1 if self._state.newcomers else 0.5)
         return signals
 
-    async def survey(self) -> Survey:
-        """The state of things, for the controller."""
+    async def status(self) -> RendezvousStatus:
         members = tuple(member.worker for member in self._state.generation.members)
-        return Survey(dict(self._given_up), frozenset(self._left), members, self._state.reached)
+        return RendezvousStatus(dict(self._evicted), frozenset(self._drained), members, self._state.max_step)
 
     async def stop(self) -> None:
         """Asks the members to stop at the next step boundary."""
-        self._state.stop_asked = True
-        self._door.change()
+        self._state.stop_requested = True
+        self._barrier.notify()
 
-    async def give_up(self) -> None:
-        """Too few workers for too long: those at the door form a generation, to save their state and stop."""
-        self._state.min_workers, self._state.stop_asked = 1, True
-        self._door.change()
+    async def save_and_stop(self) -> None:
+        """There were too few workers for too long: those that wait form a generation, to save their state and stop."""
+        self._state.min_workers, self._state.stop_requested = 1, True
+        self._barrier.notify()
 
     async def close(self) -> None:
-        """The run is over: whoever waits at the door may go."""
+        """The run is over: all workers that wait may exit."""
         self._state.closed = True
-        self._door.change()
+        self._barrier.notify()
 
     @property
     def _is_open(self) -> bool:
@@ -145,45 +152,176 @@ class RendezvousActor:
 
     def _signals(self, generation: int) -> Signals:
         if not self._is_open:
-            return Signals(stop=self._state.stop_asked)
+            return Signals(stop=self._state.stop_requested)
         if generation != self._state.generation.number:
-            return Signals(gather=True)  # the others have gone on without it
+            return Signals(regroup=True)  # the others have gone on without it
         return self._state.signals(time.monotonic())
 
     def _form(self) -> bool:
-        """Lets those go who may, and forms the next generation if it can; whether something has changed."""
+        """Releases drained workers and forms the next generation if possible; returns whether something has changed."""
         if not self._is_open:
             return False
-        going = self._state.dismiss()
-        for worker in going:
-            self._left.add(worker)
-            self._vitals.forget(worker)
-        return self._state.form(time.monotonic()) is not None or bool(going)
+        released = self._state.release_drained()
+        for worker in released:
+            self._drained.add(worker)
+            self._health.forget(worker)
+        return self._state.form(time.monotonic()) is not None or bool(released)
 
-    def _reply(self, entrant: Entrant) -> Reply:
-        if self._state.closed or entrant.worker in self._left:
+    def _reply(self, request: JoinRequest) -> Reply:
+        if self._state.closed or request.worker in self._drained:
             return True, None
-        generation = self._state.generation if self._state.has_admitted(entrant) else NOBODY
-        return not self._state.is_waiting(entrant), generation
+        generation = self._state.generation if self._state.has_admitted(request) else EMPTY_GENERATION
+        return not self._state.is_waiting(request), generation
 
-    def _adopt(self, generation: Generation) -> None:
-        self._state.adopt(generation)
+    def _recover(self, generation: Generation) -> None:
+        self._state.recover(generation)
         for member in generation.members:
-            self._vitals.expect(member.worker, time.monotonic(), is_starting=False)
+            self._health.expect(member.worker, time.monotonic(), is_starting=False)
 
-    def _lose(self, worker: str) -> None:
-        self._state.lose(worker, time.monotonic())
-        self._vitals.forget(worker)
-        self._door.change()
+    def _report_lost(self, worker: str) -> None:
+        self._state.report_lost(worker, time.monotonic())
+        self._health.forget(worker)
+        self._barrier.notify()
 
-    async def _look_after(self) -> None:
-        """Gives up workers that are silent or stuck."""
+    async def _evict_unhealthy(self) -> None:
+        """Evicts workers that are silent or stuck."""
         while not self._state.closed:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             now = time.monotonic()
-            verdicts = self._vitals.verdicts(now, self._state.late(now, self._vitals.limits.heartbeat_s))
-            for worker, why in verdicts.items():
-                self._given_up[worker] = why
+            overdue = self._state.overdue(now, self._health.timeouts.heartbeat_s)
+            for worker, reason in self._health.unhealthy(now, overdue).items():
+                self._evicted[worker] = reason
                 if worker in self._handles:
-                    ray.kill(self._handles[worker])  # the controller is told in its survey, and replaces it
-                self._lose(worker)
+                    ray.kill(self._handles[worker])  # the controller reads it in the status and replaces the worker
+                self._report_lost(worker)
+
+
+class JoinBarrier:
+    """Holds the calls of workers that wait for a generation, and answers each once.
+
+    One task checks whether a generation can form, so that a thousand waiting workers cost no more than one check at a time.
+
+    Args:
+        form: forms what can be formed now; returns whether a waiting call has to be answered.
+        reply: what to answer to a request.
+    """
+
+    def __init__(self, form: Callable[[], bool], reply: Callable[[JoinRequest], Reply]) -> None:
+        self._form, self._reply = form, reply
+        self._calls: dict[str, tuple[JoinRequest, asyncio.Future[Generation | None]]] = {}
+        self._change = asyncio.Event()
+        self._has_replies = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, request: JoinRequest) -> Generation | None:
+        """Blocks until there is a reply to this very request."""
+        previous = self._calls.pop(request.worker, None)
+        if previous is not None:  # that call was lost on the way, and the worker has called again
+            _answer(previous[1], self._reply(previous[0])[1])
+        call: asyncio.Future[Generation | None] = asyncio.get_running_loop().create_future()
+        self._calls[request.worker] = request, call
+        self._has_replies |= self._reply(request)[0]
+        self._wake()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._fail_calls)
+        return await call
+
+    def notify(self) -> None:
+        """The state has changed: some calls may have a reply now, or a generation may form."""
+        self._has_replies = True
+        self._wake()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when the state has changed, or after the timeout."""
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self._change.wait(), timeout_s)
+
+    def _wake(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _run(self) -> None:
+        while self._calls:
+            if self._form():
+                self.notify()
+            if self._has_replies:
+                self._has_replies = False
+                self._answer_all()
+            if self._calls:
+                await self.changed(FORM_EVERY_S)
+
+    def _answer_all(self) -> None:
+        for worker, (request, call) in list(self._calls.items()):
+            is_due, generation = self._reply(request)
+            if is_due:
+                del self._calls[worker]
+                _answer(call, generation)
+
+    def _fail_calls(self, task: asyncio.Task[None]) -> None:
+        """Fails all calls if the task failed, so that nobody waits for ever."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is None:
+            return
+        for _, call in self._calls.values():
+            if not call.done():
+                call.set_exception(failure)
+        self._calls.clear()
+
+
+class LivenessProbe:
+    """Finds dead workers by calls to their processes while somebody waits: often after an arrival, then less often.
+
+    Args:
+        to_probe: names the workers whose death matters now; none once nobody waits.
+        handles: of Ray Train workers, by name; others are not probed.
+        report_lost: called with each dead worker.
+    """
+
+    def __init__(
+        self, to_probe: Callable[[], list[str]], handles: dict[str, Any], report_lost: Callable[[str], None]
+    ) -> None:
+        self._to_probe, self._handles, self._report_lost = to_probe, handles, report_lost
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """A worker has arrived, perhaps because it has lost a peer: probes soon."""
+        self._arrived.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PROBE_S
+        while workers := self._to_probe():
+            known = [worker for worker in workers if worker in self._handles]
+            alive = await asyncio.gather(*(is_alive(self._handles[worker]) for worker in known))
+            for worker, lives in zip(known, alive, strict=True):
+                if not lives:
+                    self._report_lost(worker)
+            pause_s = FIRST_PROBE_S if self._arrived.is_set() else min(2 * pause_s, MAX_PROBE_S)
+            self._arrived.clear()
+            min_s = PROBE_S_PER_WORKER * len(known)
+            await asyncio.sleep(min_s)
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), max(0.0, pause_s - min_s))
+
+
+async def is_alive(handle: Any) -> bool:
+    """Whether the process of a Ray Train worker lives.
+
+    A worker that Ray calls unavailable (for seconds, after its node died) counts as dead at once: that is safe, since it
+    joins again as a newcomer if it comes back.
+    """
+    try:
+        await asyncio.wait_for(handle.execute.remote(int), PROBE_TIMEOUT_S)
+    except RayActorError:
+        return False
+    except (asyncio.TimeoutError, TimeoutError, GetTimeoutError):
+        return True  # busy, not dead
+    return True
+
+
+def _answer(call: asyncio.Future[Generation | None], generation: Generation | None) -> None:
+    if not call.done():
+        call.set_result(generation)

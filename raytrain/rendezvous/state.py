@@ -1,20 +1,126 @@
-"""Who trains together next? The decisions of the rendezvous, as a state machine without clocks, threads or Ray.
+"""Which workers train together? The rendezvous as a pure state machine, without clocks, threads or Ray.
 
-A worker enters at a step boundary and leaves with the next generation. A generation forms when every living member of
-the previous one has entered and there are enough workers. The worker furthest ahead leads it: its state is the state of
-the run. Whoever carries this object (an actor, or a test) tells it what happened and when.
+Workers join at a step boundary; a generation forms once every living member of the previous one has joined again and
+there are at least `min_workers`. The worker with the most finished steps becomes rank 0, and its state is broadcast. The
+actor that drives this machine is in `actor`; whether a worker is alive is decided in `health`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import pickle
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
 
-from raytrain.rendezvous.flapping import Flapping
-from raytrain.rendezvous.generation import NO_STATE, NOBODY, Entrant, Generation, Signals
+NO_STATE = -1
+"""The step of a worker that has no training state in memory yet."""
+MAX_TIMEOUT_FACTOR = 64
+SHORT_LIFE_S = 5.0
+"""A worker that dies sooner than this after it was admitted counts against its node."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 5.0, 300.0
 
-__all__ = ["NOBODY", "NO_STATE", "Entrant", "Generation", "Rendezvous", "Signals"]
 
-LONGEST_PATIENCE = 64
+@dataclass(frozen=True)
+class JoinRequest:
+    """A worker that wants to be a member of the next generation.
+
+    Args:
+        worker: its identity, for as long as its process lives.
+        step: finished steps of the state in its memory, or NO_STATE.
+        store: host and port of the TCPStore that it serves.
+        node: the address of its node, for people.
+        pid: its process.
+        node_id: Ray's id of its node.
+        is_saved: whether a verified checkpoint of this step is on storage.
+        last_generation: number of the generation that it was in last.
+    """
+
+    worker: str
+    step: int
+    store: tuple[str, int]
+    node: str = ""
+    pid: int = 0
+    node_id: str = ""
+    is_saved: bool = False
+    last_generation: int = 0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Workers that train together in one process group, in the order of their ranks; rank 0 is the leader."""
+
+    number: int
+    members: tuple[JoinRequest, ...]
+    cause: str
+    """"start", "loss", "join" or "drain"."""
+    waited_s: float = 0.0
+    """Seconds for which fewer than `min_workers` were waiting."""
+    timeout_factor: int = 1
+    """Multiplies the timeout of collectives; doubles when a group broke although everybody was alive."""
+    max_step: int = NO_STATE
+    """The most finished steps that any worker has reported; more than the members have if all who had them are lost."""
+
+    def has(self, worker: str) -> bool:
+        return any(member.worker == worker for member in self.members)
+
+    def rank_of(self, worker: str) -> int:
+        return [member.worker for member in self.members].index(worker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._pickled,)
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        """Pickled once although each member receives it: with a thousand members this takes milliseconds."""
+        return pickle.dumps([getattr(self, field.name) for field in fields(self)])
+
+
+def _unpickled(data: bytes) -> Generation:
+    return Generation(*pickle.loads(data))
+
+
+EMPTY_GENERATION = Generation(0, (), "")
+"""The reply to a worker that was declared dead while it waited: it may join again."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What some ranks know and all ranks must act on at the same step boundary."""
+
+    regroup: bool = False
+    """Return to the rendezvous: newcomers wait there, or some members drain."""
+    save: bool = False
+    """All members drain: save the state first."""
+    stop: bool = False
+    """Save, and end the run."""
+    drain: bool = False
+    """Some members drain and time is short: interrupt whatever takes longer than a step."""
+
+
+@dataclass
+class NodeBackoff:
+    """Delays newcomers from nodes whose workers die soon after they join, since each join pauses all others.
+
+    Times are arguments, in seconds. The first short life costs a node nothing.
+    """
+
+    _admitted: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _short_lives: dict[str, int] = field(default_factory=dict)
+
+    def record_admission(self, worker: str, node: str, now: float) -> None:
+        self._admitted.setdefault(worker, (node, now))
+
+    def record_loss(self, worker: str, now: float) -> None:
+        """Ignores workers that were never admitted."""
+        node, since = self._admitted.pop(worker, ("", 0.0))
+        if node:
+            self._short_lives[node] = self._short_lives.get(node, 0) + 1 if now - since < SHORT_LIFE_S else 0
+
+    def delay_s(self, node: str) -> float:
+        """How long a newcomer from this node waits before it is admitted."""
+        repeated = self._short_lives.get(node, 0) - 1
+        doublings = min(repeated - 1, 16)  # of a node that has been failing for days
+        return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**doublings) if repeated > 0 else 0.0
 
 
 @dataclass
@@ -23,191 +129,188 @@ class Rendezvous:
 
     Args:
         min_workers: the smallest generation.
-        settle_s: how long arrivals are collected, while more workers are known to be starting, before they are let in.
+        settle_s: seconds for which newcomers wait for other workers that are starting, to be admitted together.
     """
 
     min_workers: int
     settle_s: float = 1.0
     generation: Generation = field(default_factory=lambda: Generation(0, (), "start"))
-    waiting: dict[str, tuple[Entrant, float]] = field(default_factory=dict)
-    """Entrants with their times of arrival in seconds."""
+    waiting: dict[str, tuple[JoinRequest, float]] = field(default_factory=dict)
+    """Join requests with their times of arrival in seconds."""
     starting: set[str] = field(default_factory=set)
-    """Workers whose processes run but that have not entered yet."""
-    admitted: dict[str, Entrant] = field(default_factory=dict)
+    """Workers whose processes run but that have not joined yet."""
+    admitted: dict[str, JoinRequest] = field(default_factory=dict)
     """Members of the latest generation that was formed here."""
-    living: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)
     """Members of the generation that are not known to be dead."""
-    leaving: set[str] = field(default_factory=set)
-    """Workers whose nodes are announced to go away, until they have left."""
-    gone: set[str] = field(default_factory=set)
-    """Workers that were lost, and have not entered again."""
-    someone_died: bool = False
-    someone_left: bool = False
-    stop_asked: bool = False
+    draining: set[str] = field(default_factory=set)
+    """Workers that were asked to leave and have not left yet."""
+    lost: set[str] = field(default_factory=set)
+    """Workers that were lost and have not joined again."""
+    has_lost: bool = False
+    """Whether the generation has lost a member."""
+    has_drained: bool = False
+    """Whether a member of the generation has drained."""
+    stop_requested: bool = False
     closed: bool = False
     short_since: float | None = None
-    """Since when there are too few at the door although everybody is there."""
-    reached: int = NO_STATE
-    """The most finished steps that anybody has told of."""
-    flapping: Flapping = field(default_factory=Flapping)
+    """Since when too few workers wait although all members have joined."""
+    max_step: int = NO_STATE
+    """The most finished steps that any worker has reported."""
+    backoff: NodeBackoff = field(default_factory=NodeBackoff)
 
-    def start(self, worker: str) -> None:
-        """A worker's process runs and will enter soon."""
+    def expect(self, worker: str) -> None:
+        """The process of `worker` runs and will join soon."""
         self.starting.add(worker)
 
-    def enter(self, entrant: Entrant, now: float) -> None:
-        self.starting.discard(entrant.worker)
-        self.gone.discard(entrant.worker)
-        self.reached = max(self.reached, entrant.step)
-        self.waiting[entrant.worker] = (entrant, now)
+    def join(self, request: JoinRequest, now: float) -> None:
+        self.starting.discard(request.worker)
+        self.lost.discard(request.worker)
+        self.max_step = max(self.max_step, request.step)
+        self.waiting[request.worker] = (request, now)
 
-    def is_waiting(self, entrant: Entrant) -> bool:
-        """Whether this very arrival still waits: a worker that comes twice may say the same of itself."""
-        one, _ = self.waiting.get(entrant.worker, (None, 0.0))
-        return one is entrant
+    def is_waiting(self, request: JoinRequest) -> bool:
+        """Whether this very request still waits; a worker that joins twice may send equal ones."""
+        waiting, _ = self.waiting.get(request.worker, (None, 0.0))
+        return waiting is request
 
-    def has_admitted(self, entrant: Entrant) -> bool:
-        """Whether this very arrival is in the latest generation."""
-        return self.admitted.get(entrant.worker) is entrant
+    def has_admitted(self, request: JoinRequest) -> bool:
+        """Whether this very request is in the latest generation."""
+        return self.admitted.get(request.worker) is request
 
-    def lose(self, worker: str, now: float) -> None:
-        """A worker's process is gone, or must be treated so; it would have to enter again."""
-        self.someone_died |= worker in self.living
-        self.flapping.lose(worker, now)
-        self.gone.add(worker)
-        self.leaving.discard(worker)
-        self._forget(worker)
+    def report_lost(self, worker: str, now: float) -> None:
+        """The process of `worker` is gone, or is treated so; it would have to join again."""
+        self.has_lost |= worker in self.alive
+        self.backoff.record_loss(worker, now)
+        self.lost.add(worker)
+        self.draining.discard(worker)
+        self._remove(worker)
 
-    def leave(self, worker: str) -> bool:
-        """A worker is to leave at its next step boundary; returns whether it has state, so that this must be waited for."""
-        entrant, _ = self.waiting.get(worker, (None, 0.0))
-        if worker in self.living or (entrant is not None and entrant.step != NO_STATE):
-            self.leaving.add(worker)
+    def drain(self, worker: str) -> bool:
+        """Asks `worker` to leave at its next step boundary; returns whether it has state, so that it must be waited for."""
+        request, _ = self.waiting.get(worker, (None, 0.0))
+        if worker in self.alive or (request is not None and request.step != NO_STATE):
+            self.draining.add(worker)
             return True
-        self._forget(worker)
+        self._remove(worker)
         return False
 
-    def dismiss(self) -> set[str]:
-        """Those at the door that may leave now: nothing is lost with them. They are out of the state machine then."""
-        if not self.leaving or not self.are_all_here:
+    def release_drained(self) -> set[str]:
+        """Removes and returns the draining workers that may leave now because no state is lost with them."""
+        if not self.draining or not self.all_have_joined:
             return set()
-        going = self.leaving & self.waiting.keys()
-        best = max((self.waiting[worker][0].step for worker in going), default=NO_STATE)
-        is_saved = any(self.waiting[worker][0].is_saved for worker in going if self.waiting[worker][0].step == best)
-        staying = max((e.step for e, _ in self.waiting.values() if e.worker not in going), default=NO_STATE)
-        is_handed_on = staying >= best or (is_saved and staying == NO_STATE)  # who has an older state would go on from that
-        if not is_handed_on:
+        leaving = self.draining & self.waiting.keys()
+        best = max((self.waiting[worker][0].step for worker in leaving), default=NO_STATE)
+        is_saved = any(self.waiting[worker][0].is_saved for worker in leaving if self.waiting[worker][0].step == best)
+        staying = max((r.step for r, _ in self.waiting.values() if r.worker not in leaving), default=NO_STATE)
+        is_kept = staying >= best or (is_saved and staying == NO_STATE)  # a staying worker with an older state would lead
+        if not is_kept:
             return set()
-        for worker in going:
-            self._forget(worker)
-        self.leaving -= going
-        self.someone_left |= bool(going)
-        return going
+        for worker in leaving:
+            self._remove(worker)
+        self.draining -= leaving
+        self.has_drained |= bool(leaving)
+        return leaving
 
-    def adopt(self, generation: Generation) -> None:
-        """Learns, in a state machine that was started anew, of a generation that trains; an older one says nothing."""
+    def recover(self, generation: Generation) -> None:
+        """Takes over a generation that trains, after a restart of the rendezvous; ignores an older one."""
         if generation.number > self.generation.number:
             self.generation = generation
-            self.living = {member.worker for member in generation.members} - self.gone
-            self.someone_died |= len(self.living) < len(generation.members)
+            self.alive = {member.worker for member in generation.members} - self.lost
+            self.has_lost |= len(self.alive) < len(generation.members)
 
     @property
-    def are_all_here(self) -> bool:
-        """Whether all members have entered again."""
-        return len(self.living) <= len(self.waiting) and self.living <= self.waiting.keys()
+    def all_have_joined(self) -> bool:
+        """Whether all living members have joined again."""
+        return len(self.alive) <= len(self.waiting) and self.alive <= self.waiting.keys()
+
+    def overdue(self, now: float, after_s: float) -> frozenset[str]:
+        """Living members that have not joined `after_s` seconds after the first other member did."""
+        arrivals = [self.waiting[worker][1] for worker in self.alive & self.waiting.keys()]
+        return frozenset(self.alive - self.waiting.keys() if arrivals and now - min(arrivals) >= after_s else ())
 
     @property
-    def missing(self) -> set[str]:
-        """Members that have not entered again."""
-        return self.living - self.waiting.keys()
-
-    def late(self, now: float, after_s: float) -> frozenset[str]:
-        """Members that others have waited for at the door for so long, though nobody asked them to come."""
-        arrivals = [self.waiting[worker][1] for worker in self.living & self.waiting.keys()]
-        return frozenset(self.missing if arrivals and now - min(arrivals) >= after_s else ())
-
-    @property
-    def to_ask(self) -> list[str]:
-        """Those whose death would change the next generation: everybody, once somebody waits."""
-        return sorted(self.living | self.waiting.keys()) if self.waiting else []
+    def to_probe(self) -> list[str]:
+        """Workers whose death would change the next generation: all of them while somebody waits."""
+        return sorted(self.alive | self.waiting.keys()) if self.waiting else []
 
     @property
     def newcomers(self) -> set[str]:
-        return self.waiting.keys() - self.living
+        return self.waiting.keys() - self.alive
 
     @property
     def is_broken(self) -> bool:
         """Whether the latest generation has lost a member."""
-        return len(self.living) < len(self.generation.members)
+        return len(self.alive) < len(self.generation.members)
 
     def signals(self, now: float) -> Signals:
         """What the members should do after their step."""
-        must_save = bool(self.living) and self.living <= self.leaving
-        gather = bool(self.leaving) or self.should_let_in(now)
-        return Signals(gather=gather, save=must_save, stop=self.stop_asked, leave=bool(self.leaving))
+        must_save = bool(self.alive) and self.alive <= self.draining
+        regroup = bool(self.draining) or self.should_admit(now)
+        return Signals(regroup=regroup, save=must_save, stop=self.stop_requested, drain=bool(self.draining))
 
-    def should_let_in(self, now: float) -> bool:
-        """Whether the members should come to the door after their step, since newcomers wait."""
-        arrivals = [arrival for _, arrival in self._welcome(now)]
+    def should_admit(self, now: float) -> bool:
+        """Whether the members should regroup after their step because newcomers wait."""
+        arrivals = [arrival for _, arrival in self._admissible(now)]
         return bool(arrivals) and (not self.starting or now - min(arrivals) >= self.settle_s)
 
     def form(self, now: float) -> Generation | None:
-        """The next generation, if it can form now; the state moves on with it."""
-        if self.closed or not self.waiting or not self.are_all_here:
+        """Forms and returns the next generation if that is possible now."""
+        if self.closed or not self.waiting or not self.all_have_joined:
             return None
         oldest = min(arrival for _, arrival in self.waiting.values())
-        if not self.living and self.starting and now - oldest < self.settle_s:
-            return None  # nobody trains yet, so it costs nothing to begin together
-        members = [self.waiting[worker][0] for worker in self.living] + [entrant for entrant, _ in self._welcome(now)]
-        best = max(entrant.step for entrant, _ in self.waiting.values())
+        if not self.alive and self.starting and now - oldest < self.settle_s:
+            return None  # nobody trains yet, so it costs nothing to start together
+        members = [self.waiting[worker][0] for worker in self.alive] + [request for request, _ in self._admissible(now)]
+        best = max(request.step for request, _ in self.waiting.values())
         if len(members) < self.min_workers or max(member.step for member in members) < best:
-            members = [entrant for entrant, _ in self.waiting.values()]
-        has_to_hand_on = bool(self.leaving & self.waiting.keys())  # else `dismiss` had let them go
-        if len(members) < self.min_workers and not has_to_hand_on:
+            members = [request for request, _ in self.waiting.values()]
+        holds_state = bool(self.draining & self.waiting.keys())  # `release_drained` would have released it otherwise
+        if len(members) < self.min_workers and not holds_state:
             self.short_since = now if self.short_since is None else self.short_since
             return None
         return self._form(members, now)
 
-    def _form(self, entrants: list[Entrant], now: float) -> Generation:
+    def _form(self, requests: list[JoinRequest], now: float) -> Generation:
         ranks = {member.worker: rank for rank, member in enumerate(self.generation.members)}
-        members = sorted(entrants, key=lambda e: (-e.step, ranks.get(e.worker, len(ranks)), len(e.worker), e.worker))
-        number = max(self.generation.number, *(member.after for member in members)) + 1
+        members = sorted(requests, key=lambda r: (-r.step, ranks.get(r.worker, len(ranks)), len(r.worker), r.worker))
+        number = max(self.generation.number, *(member.last_generation for member in members)) + 1
         waited_s = 0.0 if self.short_since is None else now - self.short_since
         self.generation = Generation(
-            number, tuple(members), self._cause(members), waited_s, self._patience(members), self.reached
+            number, tuple(members), self._cause(members), waited_s, self._timeout_factor(members), self.max_step
         )
         self.admitted = {member.worker: member for member in members}
-        self.living = set(self.admitted)
+        self.alive = set(self.admitted)
         for member in members:
-            self.flapping.admit(member.worker, member.node_id, now)
+            self.backoff.record_admission(member.worker, member.node_id, now)
             del self.waiting[member.worker]
-        self.someone_died, self.someone_left, self.short_since = False, False, None
+        self.has_lost, self.has_drained, self.short_since = False, False, None
         return self.generation
 
-    def _welcome(self, now: float) -> list[tuple[Entrant, float]]:
-        """Newcomers that are let in, with their times of arrival: those from flapping nodes wait a while."""
+    def _admissible(self, now: float) -> list[tuple[JoinRequest, float]]:
+        """Newcomers with their times of arrival, without those whose node is in back-off."""
         return [
-            (entrant, arrival)
-            for entrant, arrival in (self.waiting[worker] for worker in sorted(self.newcomers))
-            if now - arrival >= self.flapping.wait_s(entrant.node_id)
+            (request, arrival)
+            for request, arrival in (self.waiting[worker] for worker in sorted(self.newcomers))
+            if now - arrival >= self.backoff.delay_s(request.node_id)
         ]
 
-    def _patience(self, members: list[Entrant]) -> int:
-        before = self.generation
-        is_false_alarm = {m.worker for m in members} == {m.worker for m in before.members} and bool(before.members)
-        if is_false_alarm and not self.someone_died and members[0].step == max(m.step for m in before.members):
-            return min(LONGEST_PATIENCE, 2 * before.patience)
-        return before.patience if is_false_alarm else 1
+    def _timeout_factor(self, members: list[JoinRequest]) -> int:
+        previous = self.generation
+        is_false_alarm = {m.worker for m in members} == {m.worker for m in previous.members} and bool(previous.members)
+        if is_false_alarm and not self.has_lost and members[0].step == max(m.step for m in previous.members):
+            return min(MAX_TIMEOUT_FACTOR, 2 * previous.timeout_factor)
+        return previous.timeout_factor if is_false_alarm else 1
 
-    def _cause(self, members: list[Entrant]) -> str:
+    def _cause(self, members: list[JoinRequest]) -> str:
         if not self.generation.number:
             return "start"
-        has_newcomers = any(member.worker not in self.living for member in members)
-        if self.someone_died or not (has_newcomers or self.someone_left):
+        has_newcomers = any(member.worker not in self.alive for member in members)
+        if self.has_lost or not (has_newcomers or self.has_drained):
             return "loss"
-        return "drain" if self.someone_left else "join"
+        return "drain" if self.has_drained else "join"
 
-    def _forget(self, worker: str) -> None:
+    def _remove(self, worker: str) -> None:
         self.starting.discard(worker)
-        self.living.discard(worker)
+        self.alive.discard(worker)
         self.waiting.pop(worker, None)

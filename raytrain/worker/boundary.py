@@ -1,14 +1,13 @@
-"""What is due between two steps: evaluation, digests, checkpoints, and the last checkpoint's way to storage.
+"""What is due between two steps: evaluation, digests, checkpoints, and waiting until the last checkpoint is on storage.
 
-All ranks decide alike, since they decide from the step number and from what they share; only the leader tells digests
-and saves.
+All ranks decide alike, from the step number and from what they share; only the leader emits digests and saves. Runs in the
+worker's training thread.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,21 +16,23 @@ import torch
 from raytrain.checkpoint.saver import Saver
 from raytrain.errors import CheckpointError, StorageError
 from raytrain.events.kinds import EvaluationDone
+from raytrain.rendezvous.health import SAVING, WAITING
 from raytrain.rendezvous.state import NO_STATE, Signals
-from raytrain.rendezvous.vitals import SAVING, WAITING
-from raytrain.worker.digest import state_digest
-from raytrain.worker.evaluation import BrokenOff, evaluate
+from raytrain.worker.bitwise import state_digest
+from raytrain.worker.context import WorkerContext
+from raytrain.worker.evaluation import EvaluationInterrupted, evaluate
 from raytrain.worker.group import Group
-from raytrain.worker.state import Boundary, TrainState
-from raytrain.worker.surroundings import Surroundings
+from raytrain.worker.heartbeat import SignalWatcher
+from raytrain.worker.state import EvaluationState, TrainState
 
-QUIET = Signals()
-PATIENCE_S = 30.0
-"""For a storage that does not take the last checkpoint of a run, or of a group whose nodes go away."""
+NO_SIGNALS = Signals()
+LAST_SAVE_RETRY_S = 30.0
+"""How long to retry the last checkpoint of a run, or of a group whose nodes all drain."""
+SAVE_POLL_S = 0.02
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:
-    """Whether something that happens every so many finished steps, and at the end, happens at `step` finished steps."""
+    """Whether something that happens every `every` finished steps, and at the end, happens at `step` finished steps."""
     return step > 0 and (step % every == 0 or step == num_steps)
 
 
@@ -42,134 +43,124 @@ def is_better(score: float | None, than: float | None, best: str) -> bool:
     return than is None or (score < than if best.startswith("min:") else score > than)
 
 
-class BoundaryDuties:
-    """The duties of one generation."""
+class StepBoundary:
+    """Does what is due at the step boundaries of one generation."""
 
-    def __init__(
-        self,
-        around: Surroundings,
-        group: Group,
-        held: range,
-        saver: Saver,
-        heard: Callable[[], Signals] = Signals,
-    ) -> None:
-        self._around, self._group, self._held, self._saver, self._heard = around, group, held, saver, heard
-        self._digested = NO_STATE
+    def __init__(self, context: WorkerContext, group: Group, assigned: range, saver: Saver, watcher: SignalWatcher) -> None:
+        self._context, self._group, self._assigned, self._saver, self._watcher = context, group, assigned, saver, watcher
+        self._digested_step = NO_STATE
 
-    def at_boundary(self, state: TrainState, told: Signals = QUIET) -> Signals:
-        """Evaluates, digests and saves what is due and not done yet; a stop, or all leaving, makes a checkpoint due.
+    def run_due(self, state: TrainState, agreed: Signals = NO_SIGNALS) -> Signals:
+        """Evaluates, digests and saves what is due and not done yet; a stop, or a drain of all members, makes a save due.
 
         Args:
-            told: what all ranks have agreed on with the step.
+            agreed: the signals that all ranks agreed on with the step.
 
         Returns:
-            what they agree on now: an evaluation that was broken off says more.
+            the signals that they agree on now: an interrupted evaluation adds to them.
         """
-        config, per_epoch, num_steps = self._around.config, self._around.plan.steps_per_epoch, self._around.num_steps
-        names = [name for name in self._around.sources if name != "train"]
-        if (
-            names
-            and is_due(state.step, config.eval_every or per_epoch, num_steps)
-            and state.boundary.evaluated != state.step
-        ):
-            told = self._evaluate_unless_called(state, names, told)
-        if config.digest_every and is_due(state.step, config.digest_every, num_steps):
-            self._digest(state)
-        is_best = state.boundary.best_step == state.step  # also if an earlier leader found it and did not live to save it
-        is_last = told.stop or told.save
-        if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, num_steps):
+        spec, config = self._context.spec, self._context.spec.config
+        per_epoch = spec.plan.steps_per_epoch
+        is_evaluated = state.evaluation.step == state.step or not spec.eval_names
+        if not is_evaluated and is_due(state.step, config.eval_every or per_epoch, spec.num_steps):
+            agreed = self._try_evaluate(state, agreed)
+        if config.digest_every and is_due(state.step, config.digest_every, spec.num_steps):
+            self._emit_digest(state)
+        is_best = state.evaluation.best_step == state.step  # also if an earlier leader found it and died before it saved it
+        is_last = agreed.stop or agreed.save
+        if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, spec.num_steps):
             self._save(state)
-        return told
+        return agreed
 
-    def finish(self, state: TrainState, patience_s: float = PATIENCE_S) -> None:
+    def wait_until_saved(self, state: TrainState, retry_s: float = LAST_SAVE_RETRY_S) -> None:
         """Keeps the ranks together until the checkpoint is on storage, so that a peer can save it if the leader dies.
 
         Args:
-            patience_s: for so long a checkpoint that could not be saved is saved again, since storage may come back.
+            retry_s: for how long a checkpoint that could not be saved is saved again.
 
         Raises:
             CheckpointError: the last checkpoint could not be saved.
         """
-        until = time.monotonic() + patience_s
-        self._around.pulse.mark(WAITING)
+        deadline = time.monotonic() + retry_s
+        self._context.heartbeat.set_activity(WAITING)
         while True:
-            busy = self._group.leads and self._is_unsaved(state, until)
-            if not self._group.sum(torch.tensor([float(busy)], device=self._group.device)).item():
+            is_saving = self._group.is_leader and self._is_saving(state, deadline)
+            if not self._group.all_reduce(torch.tensor([float(is_saving)], device=self._group.device)).item():
                 break
-            time.sleep(0.02)
-        if self._group.leads and self._saver.last_error is not None:
+            time.sleep(SAVE_POLL_S)
+        if self._group.is_leader and self._saver.last_error is not None:
             raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
 
-    def _is_unsaved(self, state: TrainState, until: float) -> bool:
-        """Whether the checkpoint is on its way, once more after a failure; `until` in monotonic seconds."""
-        if self._saver.idle and self._saver.last_error is not None and time.monotonic() < until:
-            self._hand_over(state)
+    def _is_saving(self, state: TrainState, deadline: float) -> bool:
+        """Whether the checkpoint is being written; starts it again after a failure, until `deadline` (monotonic seconds)."""
+        if self._saver.idle and self._saver.last_error is not None and time.monotonic() < deadline:
+            self._start_save(state)
             return True
         return not self._saver.idle
 
-    def _evaluate_unless_called(self, state: TrainState, names: list[str], told: Signals) -> Signals:
+    def _try_evaluate(self, state: TrainState, agreed: Signals) -> Signals:
         try:
-            self._evaluate(state, names)
-        except BrokenOff as call:
-            more = call.signals
-            return Signals(told.gather or more.gather, told.save or more.save, told.stop or more.stop)
-        return told
+            self._evaluate(state)
+        except EvaluationInterrupted as interrupt:
+            more = interrupt.signals
+            return Signals(agreed.regroup or more.regroup, agreed.save or more.save, agreed.stop or more.stop)
+        return agreed
 
-    def _heard_now(self, state: TrainState) -> Signals:
-        """A stop does not break off the last evaluation: with the last step saved, the run would count as complete."""
-        heard = self._heard()
-        return replace(heard, stop=False) if state.step == self._around.num_steps else heard
+    def _pending(self, state: TrainState) -> Signals:
+        """A stop does not interrupt the last evaluation: once the last step is saved, the run counts as complete."""
+        pending = self._watcher.signals
+        return replace(pending, stop=False) if state.step == self._context.spec.num_steps else pending
 
-    def _evaluate(self, state: TrainState, names: list[str]) -> None:
-        started, config = time.monotonic(), self._around.config
+    def _evaluate(self, state: TrainState) -> None:
+        started, spec = time.monotonic(), self._context.spec
         metrics: dict[str, float] = {}
-        for name in names:
-            heard = partial(self._heard_now, state)
-            metrics.update(evaluate(self._around, state.model, self._group, name, self._held, heard))
-        before = state.boundary
-        score = metrics.get(config.best.partition(":")[2])
-        is_best = is_better(score, before.best_score, config.best)
-        best = (score, state.step) if is_best else (before.best_score, before.best_step)
-        state.boundary = Boundary(state.step, *best, metrics)
-        if self._group.leads:
-            rows = sum(self._around.sources[name].num_rows for name in names)
+        for name in spec.eval_names:
+            pending = partial(self._pending, state)
+            metrics.update(evaluate(self._context, state.model, self._group, name, self._assigned, pending))
+        previous = state.evaluation
+        score = metrics.get(spec.config.best_metric)
+        is_best = is_better(score, previous.best_score, spec.config.best)
+        best = (score, state.step) if is_best else (previous.best_score, previous.best_step)
+        state.evaluation = EvaluationState(state.step, *best, metrics)
+        if self._group.is_leader:
+            rows = sum(spec.sources[name].num_rows for name in spec.eval_names)
             seconds = time.monotonic() - started
-            self._around.telemetry.emit(
+            self._context.telemetry.emit(
                 EvaluationDone(step=state.step, metrics=metrics, rows=rows, seconds=seconds, is_best=is_best)
             )
 
     def _save(self, state: TrainState) -> None:
-        """Hands the state to the saver, unless it, or the leader before this one, has saved this step already."""
+        """Starts to save the state on the leader, unless it, or the leader before this one, has saved this step already."""
         saver = self._saver
-        if not self._group.leads or saver.newest_step == state.step:
+        if not self._group.is_leader or saver.newest_step == state.step:
             return
-        if saver.newest_step is None and self._is_saved(state):
+        if saver.newest_step is None and self._is_on_storage(state):
             return
-        self._around.pulse.mark(SAVING)
-        if self._around.config.digest_every == 0:
-            self._digest(state)  # first, so that a checkpoint's digest is in the log by the time that the checkpoint exists
-        self._hand_over(state)
+        self._context.heartbeat.set_activity(SAVING)
+        if self._context.spec.config.digest_every == 0:
+            self._emit_digest(state)  # first, so that the digest of a checkpoint is in the log before the checkpoint exists
+        self._start_save(state)
 
-    def _hand_over(self, state: TrainState) -> None:
-        metrics = state.boundary.metrics if state.boundary.evaluated == state.step else {}
-        self._saver.save(state.snapshot(), metrics, self._around.run_facts)
+    def _start_save(self, state: TrainState) -> None:
+        metrics = state.evaluation.metrics if state.evaluation.step == state.step else {}
+        self._saver.save(state.snapshot(), metrics, self._context.spec.manifest_facts)
 
-    def _is_saved(self, state: TrainState) -> bool:
+    def _is_on_storage(self, state: TrainState) -> bool:
         """Whether there is a checkpoint of this step, with metrics if they are known by now.
 
-        No if the store cannot be read, since saving twice does no harm.
+        False if the storage cannot be read, since saving twice does no harm.
         """
-        has_metrics = state.boundary.evaluated == state.step
+        has_metrics = state.evaluation.step == state.step
         try:
-            of_this_step = [found for found in self._around.store.list() if found.step == state.step]
+            of_this_step = [found for found in self._context.store.list() if found.step == state.step]
         except StorageError:
             return False
         return any(found.manifest.metrics or not has_metrics for found in of_this_step)
 
-    def _digest(self, state: TrainState) -> None:
-        """Tells the digest of the state; a new generation tells it again, after the state was handed over."""
-        if not self._group.leads or self._digested == state.step:
+    def _emit_digest(self, state: TrainState) -> None:
+        """Emits the digest of the state once per generation, so also after the state was broadcast."""
+        if not self._group.is_leader or self._digested_step == state.step:
             return
-        self._around.pulse.mark(SAVING)
-        self._digested = state.step
-        self._around.telemetry.emit(state_digest(state))
+        self._context.heartbeat.set_activity(SAVING)
+        self._digested_step = state.step
+        self._context.telemetry.emit(state_digest(state.step, state.model, state.optimizer))

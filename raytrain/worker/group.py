@@ -1,7 +1,7 @@
-"""The process group of one generation: formed, used for small sums and the hand-over of state, and closed.
+"""The process group of one generation: formed, used for small reductions and broadcasts, and destroyed.
 
-It knows how the loss of a peer looks in gloo and NCCL, and turns it into `PeerLost`; it decides nothing. It runs in the
-worker's training thread.
+Knows how the loss of a peer shows in gloo and NCCL, and raises `PeerLost` for it; decides nothing. Runs in the worker's
+training thread.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from raytrain.errors import RaytrainError
 from raytrain.rendezvous.state import Generation
 from raytrain.worker import network
 
-# `torch.distributed.nn` has the group of the moment of its import as default arguments, and would keep it for ever. DDP
-# imports it while there is a group, so it is imported here, while there is none.
+# `torch.distributed.nn` keeps the process group of the moment of its import as a default argument. DDP imports it while a
+# group exists, so it is imported here, while there is none; otherwise the first group's sockets would stay open.
 
 FORMING_TIMEOUT_S = 10.0
-"""A peer that dies while the group forms is noticed after this time at the latest."""
+"""Timeout of the rendezvous of the process group itself: a peer that dies meanwhile is noticed after this time."""
 
 # gloo reports a dead or silent peer as a RuntimeError with a text of its own; NCCL and the store raise DistError kinds.
 _LOSS = re.compile(
@@ -37,68 +37,70 @@ _LOSS = re.compile(
 
 
 class PeerLost(RaytrainError):
-    """A collective failed: a peer is gone, or silent for too long. The step in flight does not count."""
+    """A collective failed: a peer is gone, or silent for too long. The step in flight is not committed."""
 
 
 class Group:
-    """Ranks 0 to size - 1 of a generation; `logical workers` are dealt out over them elsewhere."""
+    """Ranks 0 to size - 1 of a generation; rank 0 is the leader."""
 
     def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
         self.generation, self.rank, self.device = generation, rank, device
         self.size = len(generation.members)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == 0
 
-    def start_sum(self, vector: torch.Tensor) -> dist.Work:
-        """Sums `vector` over the ranks in place; `wait()` on what comes back before reading it."""
+    def all_reduce_async(self, vector: torch.Tensor) -> dist.Work:
+        """Sums `vector` over the ranks in place; call `wait()` on the result before reading it."""
         work: dist.Work = dist.all_reduce(vector, async_op=True)
         return work
 
-    def sum(self, vector: torch.Tensor) -> torch.Tensor:
-        self.start_sum(vector).wait()
+    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
+        self.all_reduce_async(vector).wait()
         return vector
 
-    def share(self, value: Any) -> Any:
-        """The leader's `value`, on every rank. Any picklable value; it travels between our own processes only."""
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns the leader's `value` on every rank: any picklable value, since only workers of this run take part."""
         data = torch.empty(0, dtype=torch.uint8)
-        if self.leads:
+        if self.is_leader:
             data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         length = torch.tensor([data.numel()], dtype=torch.int64, device=self.device)
         dist.broadcast(length, src=0)
-        data = data.to(self.device) if self.leads else torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        data = data.to(self.device) if self.is_leader else torch.empty(int(length), dtype=torch.uint8, device=self.device)
         dist.broadcast(data, src=0)
-        return value if self.leads else pickle.loads(data.cpu().numpy().tobytes())
+        return value if self.is_leader else pickle.loads(data.cpu().numpy().tobytes())
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of ranks, on every rank."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in the order of ranks, on every rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def abort(self) -> None:
-        """Breaks the collectives in which the training thread waits; from another thread.
+        """Aborts the collectives in which the training thread waits; called from another thread.
 
-        With NCCL, whose own limit is far away. Gloo cannot be broken from outside: there the closed connection of a killed
-        peer does it, or the limit of the collective. Not exercised on several GPUs yet.
+        NCCL only. Gloo cannot be aborted from outside: there the closed connection of a killed peer ends the wait, or the
+        timeout of the collective. Not exercised on several GPUs yet.
         """
         if self.device.type == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
 
 def serve_store(host: str) -> TCPStore:
-    """The store that this worker offers to the generations that it leads."""
+    """The store through which the members of a generation meet that this worker leads."""
     store: TCPStore = network.serve_store(host, FORMING_TIMEOUT_S)
     return store
 
 
 @contextmanager
-def form(generation: Generation, worker: str, store: TCPStore, device: torch.device, timeout_s: float) -> Iterator[Group]:
+def process_group(
+    generation: Generation, worker: str, store: TCPStore, device: torch.device, timeout_s: float
+) -> Iterator[Group]:
     """The process group of a generation, for as long as the block lasts.
 
     Raises:
-        PeerLost: for every error in the block that means the loss of a peer.
+        PeerLost: for each error in the block that means the loss of a peer.
     """
     rank = generation.rank_of(worker)
     with peer_loss():
@@ -113,16 +115,16 @@ def form(generation: Generation, worker: str, store: TCPStore, device: torch.dev
                 world_size=len(generation.members),
                 timeout=timedelta(seconds=min(timeout_s, FORMING_TIMEOUT_S)),
             )
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s * generation.patience), dist.group.WORLD)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s * generation.timeout_factor), dist.group.WORLD)
             yield Group(generation, rank, device)
         finally:
             if dist.is_initialized():
-                dist.destroy_process_group()  # closes the sockets, so that blocked peers wake up
+                dist.destroy_process_group()  # closes the sockets, which ends the wait of blocked peers
 
 
 @contextmanager
 def peer_loss() -> Iterator[None]:
-    """Turns the errors by which a lost peer shows into `PeerLost`; all others pass."""
+    """Raises `PeerLost` for the errors by which a lost peer shows; all others pass."""
     try:
         yield
     except RaytrainError:

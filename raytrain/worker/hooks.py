@@ -1,4 +1,4 @@
-"""Calls of the user's code from a worker: their errors, the forms of their answers, and their random numbers."""
+"""Calls of the user's code: its errors, the values that it returns, and its random numbers. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from raytrain.data.batch import Batch
+from raytrain.data.loader import Batch
 from raytrain.data.source import Columns
 from raytrain.errors import RaytrainError, TaskError
 from raytrain.task import Loss, Task
@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 @contextmanager
 def user_code(where: str) -> Iterator[None]:
-    """Turns an exception of the user's code into a `TaskError` with a traceback that starts at the user's frames."""
+    """Raises a `TaskError` for an exception of the user's code, with a traceback that starts at the user's frames."""
     try:
         yield
     except RaytrainError:
@@ -34,36 +34,36 @@ def user_code(where: str) -> Iterator[None]:
 
 
 def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames at its start that are ours."""
+    """The traceback without our own frames at its start."""
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     return trace
 
 
-def as_sum(answer: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """The sum and the weight that an answer of `loss` or `metrics` stands for.
+def as_sum(value: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """The sum and the weight of a value that `loss` or `metrics` returned.
 
     Args:
-        answer: one value per row (shape [rows]), a `Loss`, or a mean over the rows (scalar).
+        value: one value per row (shape [rows]), a `Loss`, or a mean over the rows (scalar).
         rows: rows of the micro-batch.
         name: of the hook, for the error.
 
     Raises:
-        TaskError: the answer has another form.
+        TaskError: the value has another form.
     """
-    if isinstance(answer, Loss):
-        total, weight = _scalar(answer.sum), _scalar(answer.weight)
+    if isinstance(value, Loss):
+        total, weight = _scalar(value.sum), _scalar(value.weight)
         if total is not None and weight is not None:
             return total, weight.detach()
-        got = f"Loss({_form(answer.sum)}, {_form(answer.weight)})"
+        got = f"Loss({_describe(value.sum)}, {_describe(value.weight)})"
         raise TaskError(f"{name} returned {got}; the sum and the weight of a Loss are numbers or scalar tensors", name)
-    mean = _scalar(answer)
+    mean = _scalar(value)
     if mean is not None:
         return mean * rows, rows
-    if isinstance(answer, torch.Tensor) and answer.shape == (rows,):
-        return _at_least_single(answer).sum(), rows
+    if isinstance(value, torch.Tensor) and value.shape == (rows,):
+        return _at_least_single(value).sum(), rows
     rule = "it returns a tensor of shape [rows], a scalar, or Loss"
-    raise TaskError(f"{name} returned {_form(answer)} for {rows} rows; {rule}", name)
+    raise TaskError(f"{name} returned {_describe(value)} for {rows} rows; {rule}", name)
 
 
 def _scalar(value: object) -> torch.Tensor | None:
@@ -78,7 +78,7 @@ def _at_least_single(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-def _form(value: object) -> str:
+def _describe(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
@@ -88,7 +88,7 @@ def own_transform(task: Task) -> Callable[[Columns], Columns] | None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The number format of a forward pass."""
+    """The autocast context of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 

@@ -1,8 +1,8 @@
 """The life of a worker, from its first model to the end of the run. Read it aloud.
 
-A worker builds the task's state, warms up, and enters the rendezvous. It leaves with a generation: it takes the leader's
-state and trains, step after step, until the run is done, newcomers wait, or a peer is lost. Then it enters again. It runs
-in the training thread of a worker process; what it needs from outside comes in as a `Surroundings`.
+A worker builds the training state, warms up, and joins the rendezvous. It returns with a generation: it forms the process
+group, takes the leader's state and trains, step after step, until the run is done, newcomers wait, or a peer is lost. Then
+it joins again. Runs in the training thread of a worker process; everything outside of it comes in as a `WorkerContext`.
 """
 
 from __future__ import annotations
@@ -11,45 +11,42 @@ import time
 from contextlib import ExitStack, closing
 
 from raytrain.checkpoint.saver import Saver
-from raytrain.data.feed import Feed
+from raytrain.data.loader import Loader
 from raytrain.errors import WorkersLostError
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import GenerationFormed, Member, StateRestored, StepSkipped
-from raytrain.plan.layout import held_by
-from raytrain.rendezvous.state import NO_STATE, Entrant, Generation, Signals
-from raytrain.rendezvous.vitals import READING, RESTORING, WAITING
-from raytrain.worker import determinism
-from raytrain.worker.audit import gather_row_ids
-from raytrain.worker.bell import Bell
-from raytrain.worker.boundary import BoundaryDuties
-from raytrain.worker.group import Group, PeerLost, form, serve_store
+from raytrain.plan import logical_workers_of
+from raytrain.rendezvous.health import READING, RESTORING, WAITING
+from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
+from raytrain.worker import bitwise
+from raytrain.worker.boundary import StepBoundary
+from raytrain.worker.context import WorkerContext
+from raytrain.worker.group import Group, PeerLost, process_group, serve_store
+from raytrain.worker.heartbeat import SignalWatcher
 from raytrain.worker.hooks import user_code
-from raytrain.worker.pause import Pause
-from raytrain.worker.start import restore_newest, warm_up
-from raytrain.worker.state import TrainState, build_state, synchronise
-from raytrain.worker.step import Stepper
-from raytrain.worker.surroundings import Surroundings
+from raytrain.worker.state import TrainState, broadcast_state, build_state, restore_newest
+from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
+from raytrain.worker.telemetry import PauseTimer
 
 
-class Loop:
+class TrainingLoop:
     """Trains a task to its end, in as many generations as it takes."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        config, telemetry = around.config, around.telemetry
+    def __init__(self, context: WorkerContext) -> None:
+        self._context, self._config = context, context.spec.config
         self._saver = Saver(
-            around.store,
-            config.keep_newest,
-            config.keep_best,
-            config.best,
-            telemetry.emit,
-            before_write=telemetry.flush,  # so that a checkpoint never knows steps that the log does not
-            max_stall_s=config.collective_timeout_s / 2,  # a leader that waits longer would be taken for lost
+            context.store,
+            self._config.keep_newest,
+            self._config.keep_best,
+            self._config.best,
+            context.telemetry.emit,
+            before_write=context.telemetry.flush,  # so that a checkpoint never has steps that the log does not have
+            max_stall_s=self._config.collective_timeout_s / 2,  # peers would take a leader that waits longer for lost
         )
         self.rank = 0
         """The rank in the latest generation."""
-        self._pause = Pause()
-        self._losses_in_a_row = 0
+        self._pause = PauseTimer()
+        self._failures_in_a_row = 0
         self._is_saved = False
 
     def run(self) -> None:
@@ -57,127 +54,120 @@ class Loop:
 
         Raises:
             TaskError: the user's code raised.
-            WorkersLostError: peers were lost too often without a finished step in between.
+            WorkersLostError: the group broke too often without a finished step in between.
         """
-        around, is_over, latest = self._around, False, 0
-        if around.config.exactness == "bitwise":
-            determinism.switch_on()
-        around.telemetry.emit(determinism.conditions(around.worker, around.device))
-        state = build_state(around.task, around.config, around.num_steps, around.device)
-        warm_up(around, state)
-        store = serve_store(around.host)
+        context, is_over, generation = self._context, False, None
+        if self._config.exactness == "bitwise":
+            bitwise.use_deterministic_algorithms()
+        context.telemetry.emit(bitwise.worker_environment(context.worker, context.device))
+        state = build_state(context.spec, context.device)
+        warm_up(context, state)
+        store = serve_store(context.host)
         while not is_over:
-            around.pulse.part()
-            generation = around.rendezvous.enter(self._entrant(state, store.port, latest))
+            context.heartbeat.leave_generation()
+            generation = context.rendezvous.join(self._join_request(state, store.port, generation))
             if generation is None:
                 break
-            latest = generation.number
             try:
-                with form(generation, around.worker, store, around.device, around.config.collective_timeout_s) as group:
-                    around.pulse.join(generation, group.abort)
-                    is_over = self._train_together(state, group)
+                with process_group(
+                    generation, context.worker, store, context.device, self._config.collective_timeout_s
+                ) as group:
+                    context.heartbeat.enter_generation(generation, group.abort)
+                    is_over = self._train_generation(state, group)
             except PeerLost as loss:
-                self._bear(loss)
+                self._handle_failure(loss)
         if is_over:
-            around.rendezvous.close()
+            context.rendezvous.close()
         self._saver.close()
 
-    def _entrant(self, state: TrainState, port: int, latest: int) -> Entrant:
-        around = self._around
-        return Entrant(
-            around.worker,
-            state.step,
-            store=(around.host, port),
-            node=around.host,
-            pid=around.pid,
-            node_id=around.node_id,
-            is_saved=self._is_saved,
-            after=latest,
-        )
-
-    def _train_together(self, state: TrainState, group: Group) -> bool:
+    def _train_generation(self, state: TrainState, group: Group) -> bool:
         """Trains in one generation; returns whether the run is over."""
-        around = self._around
-        self.rank = group.rank
-        around.telemetry.lead(group.leads)
-        self._is_saved = False
-        if group.leads and state.step == NO_STATE:
-            around.pulse.mark(RESTORING)
-            name = restore_newest(state, around.store, around.config.best)
-            around.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
-        around.pulse.mark(WAITING)
-        synchronise(state, group)
-        around.telemetry.learn(group.share(around.telemetry.untold() if group.leads else None))
-        held = held_by(group.rank, group.size, around.plan.num_logical)
+        context, spec = self._context, self._context.spec
+        self._synchronize(state, group)
+        assigned = logical_workers_of(group.rank, group.size, spec.plan.num_logical)
         with ExitStack() as stack:
-            feed = stack.enter_context(closing(around.feed("train", held, state.step, around.num_steps)))
-            bell = stack.enter_context(closing(Bell(around.rendezvous, group.generation.number))) if group.leads else None
-            stepper = stack.enter_context(closing(Stepper(around.task, around.config, state, group, around.pulse)))
-            if group.leads:
-                self._tell_generation(group.generation, state.step)
-
-            def heard() -> Signals:
-                return bell.signals if bell else Signals()
-
-            duties = BoundaryDuties(around, group, held, self._saver, heard)
-            told = duties.at_boundary(state)
-            while state.step < around.num_steps and not (told.stop or told.gather):
-                told = duties.at_boundary(state, self._step(state, group, stepper, feed, heard()))
-            if told.stop:  # by a signal, which leaves no time to wait for storage
-                duties.finish(state, patience_s=0.0)
+            loader = stack.enter_context(closing(context.loader("train", assigned, state.step, spec.num_steps)))
+            train_step = stack.enter_context(closing(TrainStep(spec, state, group, context.heartbeat)))
+            watcher = stack.enter_context(closing(SignalWatcher(context.rendezvous, group)))
+            if group.is_leader:
+                self._emit_generation(group.generation, state.step)
+            boundary = StepBoundary(context, group, assigned, self._saver, watcher)
+            agreed = boundary.run_due(state)
+            while state.step < spec.num_steps and not (agreed.stop or agreed.regroup):
+                agreed = boundary.run_due(state, self._step(state, group, train_step, loader, watcher.signals))
+            if agreed.stop:  # by a signal, which leaves no time to wait for the storage
+                boundary.wait_until_saved(state, retry_s=0.0)
                 return True
-            if told.save or not told.gather:
-                duties.finish(state)
+            if agreed.save or not agreed.regroup:
+                boundary.wait_until_saved(state)
                 self._is_saved = True
-            return not told.gather
+            return not agreed.regroup
 
-    def _step(self, state: TrainState, group: Group, stepper: Stepper, feed: Feed, signals: Signals) -> Signals:
-        """One step, redone elsewhere if it fails, recorded if it does not; returns what all ranks agreed on."""
-        around, step, started = self._around, state.step, time.monotonic()
-        around.pulse.begin_step(step)
-        around.pulse.mark(READING)
+    def _synchronize(self, state: TrainState, group: Group) -> None:
+        """Restores the state on the leader if nobody has one, and gives it and the unacknowledged steps to all ranks."""
+        context = self._context
+        self.rank, self._is_saved = group.rank, False
+        context.telemetry.set_leader(group.is_leader)
+        if group.is_leader and state.step == NO_STATE:
+            context.heartbeat.set_activity(RESTORING)
+            name = restore_newest(state, context.store, self._config.best)
+            context.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
+        context.heartbeat.set_activity(WAITING)
+        broadcast_state(state, group)
+        context.telemetry.merge(group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None))
+
+    def _step(self, state: TrainState, group: Group, train_step: TrainStep, loader: Loader, pending: Signals) -> Signals:
+        """One step, recorded once it is committed; returns the signals that all ranks agreed on."""
+        context, plan, step, started = self._context, self._context.spec.plan, state.step, time.monotonic()
+        context.heartbeat.begin_step(step)
+        context.heartbeat.set_activity(READING)
         with user_code(f"transform, or reading, for step {step} on rank {group.rank}"):
-            shares = feed.step(step)
+            batches = loader.step(step)
         data_wait_s = time.monotonic() - started
-        around.pulse.mark(WAITING)
-        row_ids = gather_row_ids(group, around.plan, step, shares) if around.config.audit else None
-        rows = around.plan.rows_in_step(step)
-        result = stepper.run(shares, rows, signals)
-        self._pause.commit()
-        self._losses_in_a_row = 0
-        around.telemetry.record(
+        context.heartbeat.set_activity(WAITING)
+        row_ids = gather_row_ids(group, plan, step, batches) if self._config.audit else None
+        rows = plan.rows_in_step(step)
+        result = train_step.run(batches, rows, pending)
+        self._pause.commit_step()
+        self._failures_in_a_row = 0
+        context.telemetry.record(
             StepRecord(step, result.loss, result.weight, rows, result.learning_rate, time.time(), data_wait_s, row_ids)
         )
-        if not result.applied and group.leads:
-            around.telemetry.emit(StepSkipped(step=step, loss=result.loss))
+        if not result.applied and group.is_leader:
+            context.telemetry.emit(StepSkipped(step=step, loss=result.loss))
         return result.signals
 
-    def _bear(self, loss: PeerLost) -> None:
-        """Counts losses without progress, so that a step that always fails ends the run."""
-        self._pause.break_off()
-        self._losses_in_a_row += 1
-        if self._losses_in_a_row > self._around.config.max_failures:
+    def _handle_failure(self, loss: PeerLost) -> None:
+        """Counts failures without progress, so that a step that always fails ends the run."""
+        self._pause.fail_step()
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row > self._config.max_failures:
             raise WorkersLostError(
-                f"the group broke {self._losses_in_a_row} times without a finished step in between; the last time: {loss}"
+                f"the group broke {self._failures_in_a_row} times without a finished step in between; the last time: {loss}"
             )
 
-    def _tell_generation(self, generation: Generation, step: int) -> None:
-        size, num_logical = len(generation.members), self._around.plan.num_logical
-        self._around.telemetry.emit(
-            GenerationFormed(
-                generation=generation.number,
-                step=step,
-                members=[
-                    Member(
-                        worker=m.worker,
-                        rank=rank,
-                        node=m.node,
-                        pid=m.pid,
-                        logical=list(held_by(rank, size, num_logical)),
-                    )
-                    for rank, m in enumerate(generation.members)
-                ],
-                cause=generation.cause,
-                **({} if generation.cause == "start" else self._pause.parts(generation.waited_s)),
+    def _join_request(self, state: TrainState, port: int, last: Generation | None) -> JoinRequest:
+        context = self._context
+        return JoinRequest(
+            context.worker,
+            state.step,
+            store=(context.host, port),
+            node=context.host,
+            pid=context.pid,
+            node_id=context.node_id,
+            is_saved=self._is_saved,
+            last_generation=last.number if last else 0,
+        )
+
+    def _emit_generation(self, generation: Generation, step: int) -> None:
+        size, num_logical = len(generation.members), self._context.spec.plan.num_logical
+        members = [
+            Member(
+                worker=m.worker, rank=rank, node=m.node, pid=m.pid, logical=list(logical_workers_of(rank, size, num_logical))
             )
+            for rank, m in enumerate(generation.members)
+        ]
+        pause = {} if generation.cause == "start" else self._pause.parts(generation.waited_s)
+        self._context.telemetry.emit(
+            GenerationFormed(generation=generation.number, step=step, members=members, cause=generation.cause, **pause)
         )

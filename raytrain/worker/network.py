@@ -1,7 +1,7 @@
-"""How does a process find its peers? The interface that has its node's address, and the store through which they meet.
+"""How does a process reach its peers? The network interface with its node's address, and the TCPStore that they share.
 
-Runs in workers, and in the doctor's probes. Those carry it to nodes by value, where raytrain may be missing: nothing of
-raytrain is imported here, and torch only when it is used.
+Runs in workers and in the doctor's probes. The doctor ships it by value to nodes where raytrain may be missing, so it is a
+file of its own that imports nothing of raytrain, and torch only where it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 MAX_CONNECTING = 2048
-"""Processes that connect to a store at once; more than that are asked to come again."""
+"""Backlog of a store's socket: processes that connect at the same moment."""
 
 
 def network_variables(host: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ def network_variables(host: str) -> dict[str, str]:
     return {}
 
 
-def serve_store(host: str, limit_s: float) -> Any:
+def serve_store(host: str, timeout_s: float) -> Any:
     """A TCPStore that this process serves.
 
     It listens on a free port of `host` alone; left to itself, it would listen on all interfaces.
@@ -40,11 +40,11 @@ def serve_store(host: str, limit_s: float) -> Any:
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listening = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTING)
     port: int = listening.getsockname()[1]
-    limit = timedelta(seconds=limit_s)
+    limit = timedelta(seconds=timeout_s)
     return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach())
 
 
-def join_store(host: str, port: int, limit_s: float) -> Any:
+def join_store(host: str, port: int, timeout_s: float) -> Any:
     """The TCPStore that another process serves.
 
     Raises:
@@ -52,4 +52,4 @@ def join_store(host: str, port: int, limit_s: float) -> Any:
     """
     from torch._C._distributed_c10d import TCPStore
 
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s))
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))

@@ -1,33 +1,40 @@
-"""What a worker tells the outside, in batches, from a thread of its own: training never waits for it.
+"""What a worker reports: step records, events, output of the user's code, and how long training paused.
 
-Every rank keeps the records of the last steps, since a leader may die before it has told them; the next leader tells them
-again, and the event log drops what it has already. Newcomers learn from the leader what may not have been told yet.
+Reports are delivered in batches by a thread of their own: training never waits for them. Every rank keeps the records of
+recent steps, since a leader may die before it has delivered them; the next leader sends them again, and the event log drops
+those that it has. Newcomers receive from the leader what has not been acknowledged yet.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import io
 import logging
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from raytrain.events.curve import StepRecord
-from raytrain.events.kinds import Event, StepsDone
+from raytrain.events.kinds import Event, OutputLine, StepsDone
 
 SEND_EVERY_S = 0.5
-PATIENCE_S = 10.0
-"""How long a delivery may take; while deliveries fail, whoever wants to wait for one waits for a tenth of it."""
+SEND_TIMEOUT_S = 10.0
+"""Timeout of a delivery; a tenth of it after a delivery has failed."""
 KEEP_S = 60.0
+"""How long a rank keeps the record of a step."""
 MAX_UNSENT = 20_000
-"""How many events wait while deliveries fail; older ones are given up."""
+"""Events that are kept while deliveries fail; older ones are dropped."""
 
 log = logging.getLogger(__name__)
 
 
 Send = Callable[[list[Event], float], None]
-"""Delivers events: returns when they are in the run's log, and raises if that takes longer than so many seconds."""
+"""Delivers events: returns when they are in the run's log; raises if that takes longer than the given seconds."""
 
 
 class Telemetry:
@@ -39,8 +46,8 @@ class Telemetry:
         self._delivery = threading.Lock()  # one delivery at a time, so that none overtakes another
         self._events: list[Event] = []
         self._records: deque[StepRecord] = deque()
-        self._sent_below = self._told_below = 0
-        self._leads = False
+        self._sent_below = self._acknowledged_below = 0
+        self._is_leader = False
         self._is_failing = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -55,43 +62,43 @@ class Telemetry:
     def record(self, record: StepRecord) -> None:
         with self._lock:
             self._records.append(record)
-            while record.finished - self._records[0].finished > KEEP_S and self._may_forget(self._records[0]):
+            while record.finished - self._records[0].finished > KEEP_S and self._may_drop(self._records[0]):
                 self._records.popleft()
 
-    def untold(self) -> list[StepRecord]:
-        """The records that may not be in the run's log yet, as far as this rank, which led until now, knows."""
+    def unacknowledged(self) -> list[StepRecord]:
+        """The records that may not be in the run's log yet, as far as this rank, the leader, knows."""
         with self._lock:
-            return [record for record in self._records if record.step >= self._told_below]
+            return [record for record in self._records if record.step >= self._acknowledged_below]
 
-    def learn(self, records: list[StepRecord]) -> None:
-        """Remembers steps in which this rank had no part, so that it can tell them if it becomes the leader."""
+    def merge(self, records: list[StepRecord]) -> None:
+        """Adds records of steps in which this rank took no part, so that it can send them if it becomes the leader."""
         with self._lock:
             known = {record.step for record in self._records}
             more = [record for record in records if record.step not in known]
             self._records = deque(sorted([*self._records, *more], key=lambda record: record.step))
 
-    def lead(self, leads: bool) -> None:
-        """Whether this rank tells the steps; a new leader tells all that it still remembers."""
+    def set_leader(self, is_leader: bool) -> None:
+        """Only the leader sends step records; a new leader sends all that it still has."""
         with self._lock:
-            if leads and not self._leads:
-                self._sent_below = self._told_below = 0
-            self._leads = leads
+            if is_leader and not self._is_leader:
+                self._sent_below = self._acknowledged_below = 0
+            self._is_leader = is_leader
 
     def flush(self) -> None:
-        """Sends what is there, in the order in which it happened; what cannot be delivered is kept and sent again."""
-        if not self._delivery.acquire(timeout=PATIENCE_S / 10 if self._is_failing else PATIENCE_S):
+        """Delivers what is queued, in the order in which it happened; keeps what could not be delivered for later."""
+        if not self._delivery.acquire(timeout=self._timeout_s):
             return
         try:
             with self._lock:
                 self._queue_records()
                 events, self._events = self._events, []
                 sent_below = self._sent_below
-            is_told = not events or self._deliver(events)
+            is_delivered = not events or self._deliver(events)
             with self._lock:
-                if not is_told:
+                if not is_delivered:
                     self._events = [*events, *self._events][-MAX_UNSENT:]
-                elif self._sent_below >= sent_below:  # else it has become the leader meanwhile, and tells all again
-                    self._told_below = sent_below
+                elif self._sent_below >= sent_below:  # else it has become the leader meanwhile, and sends all again
+                    self._acknowledged_below = sent_below
         finally:
             self._delivery.release()
 
@@ -101,23 +108,26 @@ class Telemetry:
         self.flush()
 
     def _queue_records(self) -> None:
-        """Puts the steps that were not told yet behind the events so far."""
-        fresh = [r for r in self._records if r.step >= self._sent_below] if self._leads else []
+        """Puts the steps that were not sent yet behind the events so far."""
+        fresh = [r for r in self._records if r.step >= self._sent_below] if self._is_leader else []
         if fresh:
             self._sent_below = fresh[-1].step + 1
-            self._events.extend(map(_as_event, _stretches(fresh)))
+            self._events.extend(map(_as_event, _consecutive(fresh)))
 
-    def _may_forget(self, record: StepRecord) -> bool:
-        return not self._leads or record.step < self._told_below
+    def _may_drop(self, record: StepRecord) -> bool:
+        return not self._is_leader or record.step < self._acknowledged_below
+
+    @property
+    def _timeout_s(self) -> float:
+        return SEND_TIMEOUT_S / 10 if self._is_failing else SEND_TIMEOUT_S
 
     def _run(self) -> None:
         while not self._closed.wait(SEND_EVERY_S):
             self.flush()
 
     def _deliver(self, events: list[Event]) -> bool:
-        limit_s = PATIENCE_S / 10 if self._is_failing else PATIENCE_S
         try:
-            self._send(events, limit_s)
+            self._send(events, self._timeout_s)
         except Exception as error:  # noqa: BLE001 - the one guard around telemetry: its failure must not end a run
             if not self._is_failing:
                 log.warning("could not deliver %d events (%s); they are sent again", len(events), type(error).__name__)
@@ -127,14 +137,14 @@ class Telemetry:
         return True
 
 
-def _stretches(records: list[StepRecord]) -> list[list[StepRecord]]:
-    """Consecutive steps together: a worker that was out of the group for a while lacks the steps in between."""
-    stretches: list[list[StepRecord]] = []
+def _consecutive(records: list[StepRecord]) -> list[list[StepRecord]]:
+    """Groups consecutive steps: a worker that was out of the group for a while lacks the steps in between."""
+    groups: list[list[StepRecord]] = []
     for record in records:
-        if not stretches or record.step != stretches[-1][-1].step + 1:
-            stretches.append([])
-        stretches[-1].append(record)
-    return stretches
+        if not groups or record.step != groups[-1][-1].step + 1:
+            groups.append([])
+        groups[-1].append(record)
+    return groups
 
 
 def _as_event(records: list[StepRecord]) -> StepsDone:
@@ -149,3 +159,104 @@ def _as_event(records: list[StepRecord]) -> StepsDone:
         data_waits=[r.data_wait_s for r in records],
         row_ids=[r.row_ids or "" for r in records] if with_rows else None,
     )
+
+
+class PauseTimer:
+    """Measures for how long training stood still between two generations, and why; each worker measures, the leader reports.
+
+    Args:
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._committed = clock()
+        self._step_s = 0.0
+        self._failed: float | None = None
+
+    def commit_step(self) -> None:
+        now = self._clock()
+        self._step_s, self._committed, self._failed = now - self._committed, now, None
+
+    def fail_step(self) -> None:
+        """The step in flight is lost."""
+        self._failed = self._failed or self._clock()
+
+    def parts(self, waited_s: float) -> dict[str, float]:
+        """The pause that ends now, as fields of `GenerationFormed`, in seconds.
+
+        Args:
+            waited_s: spent at the rendezvous with too few workers.
+        """
+        pause_s = self._clock() - self._committed
+        in_flight_s = (self._failed or self._committed) - self._committed
+        redone_s = min(in_flight_s, self._step_s)
+        return {
+            "pause_s": pause_s,
+            "redone_s": redone_s,
+            "detecting_s": in_flight_s - redone_s,
+            "waiting_s": min(waited_s, pause_s - in_flight_s),
+        }
+
+
+class CapturedStream(io.TextIOBase):
+    """A text stream that emits each whole line as an event, from any thread.
+
+    Args:
+        stream: "stdout" or "stderr".
+        rank: returns the current rank, which changes with the generation.
+        emit: receives the events.
+    """
+
+    def __init__(self, stream: str, rank: Callable[[], int], emit: Callable[[Event], None]) -> None:
+        self._stream, self._rank, self._emit = stream, rank, emit
+        self._lock = threading.Lock()
+        self._parts: dict[int, str] = {}
+        """The unfinished line of each thread, by the thread's id."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, part = (self._parts.pop(threading.get_ident(), "") + text).split("\n")
+            if part:
+                self._parts[threading.get_ident()] = part
+        for line in lines:
+            self._emit_line(line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Emits last lines that have no newline."""
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        for part in parts.values():
+            self._emit_line(part)
+
+    def _emit_line(self, line: str) -> None:
+        """Emits only the last state of a line that was overwritten after carriage returns, as progress bars do."""
+        self._emit(OutputLine(rank=self._rank(), stream=self._stream, text=line.rstrip("\r").rpartition("\r")[2]))
+
+
+@contextlib.contextmanager
+def captured_output(rank: Callable[[], int], emit: Callable[[Event], None]) -> Iterator[None]:
+    """Emits what the block writes to `sys.stdout` and `sys.stderr` as events."""
+    out, err = CapturedStream("stdout", rank, emit), CapturedStream("stderr", rank, emit)
+    builtins.print, replaced = plain_print, builtins.print
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        finally:
+            builtins.print = replaced
+            out.finish()
+            err.finish()
+
+
+def plain_print(
+    *objects: Any, sep: str | None = None, end: str | None = None, file: Any = None, flush: bool = False
+) -> None:
+    """Python's own `print`, which Ray Train replaces in workers by one that also writes each line to its log."""
+    stream = sys.stdout if file is None else file
+    stream.write((" " if sep is None else sep).join(map(str, objects)) + ("\n" if end is None else end))
+    if flush:
+        stream.flush()

@@ -1,4 +1,4 @@
-"""The controller runs in a thread of the driver, which looks after it, and is called off with everything that it holds."""
+"""The controller runs in a thread of the driver, which watches it, and is cancelled with all its workers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,10 @@ from typing import Any
 import pytest
 
 from raytrain.elastic import trainer as module
-from raytrain.elastic.controller import QUIET, EndOnErrors, StartOnce
-from raytrain.elastic.trainer import ElasticTrainer, _in_thread
+from raytrain.elastic.trainer import CONTROLLER_ENVIRONMENT, ElasticTrainer, NoRetries, StartOnce, _in_thread
 
 
-def test_the_work_is_done_in_another_thread_and_its_result_comes_back() -> None:
-    async def work() -> None:
-        seen.append(threading.current_thread().name)
-
-    seen: list[str] = []
-    with _in_thread(work()) as (_, running):
-        running.result(10)
-    assert seen == ["controller"]
-    assert not any(thread.name == "controller" for thread in threading.enumerate())
-
-
-def test_an_error_of_the_work_comes_back() -> None:
-    async def work() -> None:
-        raise ValueError("odd")
-
-    with pytest.raises(ValueError, match="odd"), _in_thread(work()) as (_, running):
-        running.result(10)
-
-
-def test_r16_work_that_is_called_off_ends_its_turn_and_its_thread() -> None:
+def test_r16_cancelled_work_ends_with_its_thread() -> None:
     began, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -50,8 +30,8 @@ def test_r16_work_that_is_called_off_ends_its_turn_and_its_thread() -> None:
     assert not any(thread.name == "controller" for thread in threading.enumerate())
 
 
-def test_r16_work_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "END_LIMIT_S", 0.05)
+def test_r16_work_that_does_not_end_is_waited_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CANCEL_TIMEOUT_S", 0.05)
     began, go_on = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -70,33 +50,33 @@ def test_r16_work_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pyte
 
 
 class Controller:
-    """Runs until it is told to end; notes with which variables it was made, and that it was let go."""
+    """Runs until the test ends it; records its environment and its release."""
 
     def __init__(self, **arguments: Any) -> None:
-        self.arguments, self.quiet = arguments, {name: os.environ.get(name) for name in QUIET}
-        self.is_gone, self.must_end = False, threading.Event()
+        self.arguments, self.environment = arguments, {name: os.environ.get(name) for name in CONTROLLER_ENVIRONMENT}
+        self.is_released, self.must_end, self.error = False, threading.Event(), None
 
     async def run(self) -> None:
+        assert threading.current_thread().name == "controller"
         while not self.must_end.is_set():
             await asyncio.sleep(0.001)
+        if self.error:
+            raise self.error
 
     def get_result(self) -> str:
         return "result"
 
-    def let_go(self) -> None:
-        self.is_gone = True
+    def release(self) -> None:
+        self.is_released = True
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Controller]:
     controllers: list[Controller] = []
-
-    def make(**arguments: Any) -> Controller:
-        controllers.append(Controller(**arguments))
-        return controllers[-1]
-
-    monkeypatch.setattr(module, "ElasticController", make)
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(
+        module, "ElasticController", lambda **given: controllers.append(Controller(**given)) or controllers[-1]
+    )
+    monkeypatch.setattr(module, "WATCH_EVERY_S", 0.005)
     return controllers
 
 
@@ -107,7 +87,7 @@ def trainer(while_running: Any) -> ElasticTrainer:
     return one  # type: ignore[no-any-return]
 
 
-def test_the_driver_looks_while_the_controller_runs_and_gets_its_result(made: list[Controller]) -> None:
+def test_the_driver_is_called_while_the_controller_runs(made: list[Controller]) -> None:
     looks: list[int] = []
 
     def look() -> None:
@@ -118,17 +98,21 @@ def test_the_driver_looks_while_the_controller_runs_and_gets_its_result(made: li
     assert trainer(look)._initialize_and_run_controller(scaling_policy="Ray's", failure_policy="Ray's") == "result"
     (controller,) = made
     assert len(looks) >= 3
-    assert controller.is_gone
-    assert controller.quiet == QUIET
+    assert controller.is_released
+    assert controller.environment == CONTROLLER_ENVIRONMENT
     assert isinstance(controller.arguments["scaling_policy"], StartOnce)
-    assert isinstance(controller.arguments["failure_policy"], EndOnErrors)
+    assert isinstance(controller.arguments["failure_policy"], NoRetries)
 
 
-def test_r16_an_error_of_the_driver_ends_the_controller_and_its_workers(made: list[Controller]) -> None:
+@pytest.mark.parametrize("is_drivers", [True, False])
+def test_r16_an_error_of_the_driver_or_controller_ends_the_run(made: list[Controller], is_drivers: bool) -> None:
     def look() -> None:
-        raise KeyboardInterrupt
+        if is_drivers:
+            raise KeyboardInterrupt
+        made[0].error = ValueError("odd")
+        made[0].must_end.set()
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt if is_drivers else ValueError):
         trainer(look)._initialize_and_run_controller()
-    assert made[0].is_gone
+    assert made[0].is_released
     assert not any(thread.name == "controller" for thread in threading.enumerate())

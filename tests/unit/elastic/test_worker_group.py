@@ -1,4 +1,4 @@
-"""The elastic worker group without Ray: joiners, polls, the sink and the rendezvous are played by the test."""
+"""The elastic worker group without Ray: workers, polls, the sink and the rendezvous are played by the test."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayActorError
 
-from raytrain.elastic import enough, liaison, lone_workers, quota
+from raytrain.elastic import membership, worker
 from raytrain.elastic import worker_group as module
+from raytrain.elastic.controller_config import CONTROLLER_CONFIG, ControllerConfig
 from raytrain.elastic.internals import WorkerHealthCheckFailedError
-from raytrain.elastic.joiner import JoinFailed
-from raytrain.elastic.places import Share
-from raytrain.elastic.wiring import WIRING, Wiring
+from raytrain.elastic.placement import ResourceLease
+from raytrain.elastic.worker import StartFailed
 from raytrain.elastic.worker_group import ElasticWorkerGroup
-from raytrain.errors import DeadlyRowsError, ResourceError, WorkersLostError
-from raytrain.events.kinds import Event, WaitingForWorkers, WorkerLeaving, WorkerLeft, WorkerLost, WorkerStarting
-from raytrain.rendezvous.actor import Survey
-
-NUM_LOGICAL = 4
+from raytrain.errors import PoisonRowsError, ResourceError, WorkersLostError
+from raytrain.events.kinds import Event, WaitingForWorkers, WorkerDrained, WorkerDraining, WorkerLost, WorkerStarting
+from raytrain.rendezvous.actor import RendezvousStatus
 
 
 def status(running: bool, error: Exception | None = None) -> Any:
@@ -31,15 +29,14 @@ def status(running: bool, error: Exception | None = None) -> Any:
 RUNNING, FINISHED = status(True), status(False)
 
 
-class Joiner:
+class FakeWorker:
     """Has its place and its process as soon as the scene has room for it."""
 
     def __init__(self, scene: Scene, serial: int, is_extra: bool = True) -> None:
-        self.scene, self.serial, self.is_placed, self.is_gone = scene, serial, False, False
-        self.is_extra = is_extra
-        self.name = f"w{serial}"
+        self.scene, self.serial, self.name, self.is_extra = scene, serial, f"w{serial}", is_extra
+        self.is_placed = self.is_gone = False
 
-    def place(self) -> bool:
+    def try_place(self) -> bool:
         if self.is_placed or self.scene.room <= 0:
             return False
         self.scene.room -= 1
@@ -53,101 +50,73 @@ class Joiner:
         if not self.is_placed:
             return None
         if self.serial in self.scene.stillborn:
-            raise JoinFailed("its node is gone", self.scene.is_preempted)
+            raise StartFailed("its node is gone", preempted=False)
         metadata = SimpleNamespace(node_ip="10.0.0.1", node_id=f"node {self.serial % 3}", pid=100 + self.serial)
         return SimpleNamespace(actor=f"actor {self.serial}", metadata=metadata, distributed_context=None)
 
-    def let_go(self) -> None:
-        self.scene.room += self.is_placed and self.scene.is_shared
+    def release(self) -> None:
+        self.scene.room += self.is_placed and bool(self.scene.broker.demands)
         self.is_gone = True
 
 
 class Broker:
-    """Answers what the test has dealt."""
+    """Replies with the allocation that the test sets."""
 
     def __init__(self) -> None:
-        self.dealt = 0
-        self.held: list[Any] = []
-        self.has_left = False
-        self.hold, self.changed = _remote(self.held.append), _remote(lambda name, known: self.dealt)
-        self.leave = _remote(self._leave)
-
-    def _leave(self, name: str) -> None:
-        assert name == "sweep/trial"
-        self.has_left = True
+        self.allocated, self.demands, self.left = 0, list[Any](), list[str]()
+        self.request, self.leave = _remote(self.demands.append), _remote(self.left.append)
+        self.changed = _remote(lambda name, known: self.allocated)
 
 
 class Rendezvous:
     """Says of everybody who is to leave that it must be waited for, until the test says that it has left."""
 
     def __init__(self) -> None:
-        self.survey_now = Survey({}, frozenset(), (), 0)
-        self.told: list[tuple[str, str]] = []
-        self.trains = True
-        self.start, self.lose = _remote(self._noting("start")), _remote(self._noting("lose"))
-        self.leave, self.give_up = _remote(self._leave), _remote(lambda: self.told.append(("give_up", "")))
-        self.survey = _remote(lambda: self.survey_now)
+        self.calls, self.trains = list[tuple[str, str]](), True
+        for what in ("expect", "report_lost", "drain", "save_and_stop"):
+            setattr(self, what, self._recording(what))
+        self.status = _remote(lambda: self.status_now)
+        self.knows()
 
-    def _noting(self, what: str) -> Callable[[str], None]:
-        return lambda worker: self.told.append((what, worker))
+    def _recording(self, what: str) -> Any:
+        return _remote(lambda worker="": self.calls.append((what, worker)) or (what == "drain" and self.trains))
 
-    def _leave(self, worker: str) -> bool:
-        self.told.append(("leave", worker))
-        return self.trains
-
-    def all_told(self, what: str) -> list[str]:
-        return [worker for kind, worker in self.told if kind == what]
+    def calls_of(self, what: str) -> list[str]:
+        return [worker for kind, worker in self.calls if kind == what]
 
     def knows(self, step: int = 0, **more: Any) -> None:
-        values = {"given_up": {}, "left": frozenset(), "members": ()} | more
-        self.survey_now = Survey(step=step, **values)
+        values = {"evicted": {}, "drained": frozenset(), "members": ()} | more
+        self.status_now = RendezvousStatus(step=step, **values)
 
 
 class Scene:
     """A group of 2 to 3 workers that may lose 2 in a row."""
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        min_workers: int = 2,
-        max_workers: int = 3,
-        room: int | None = None,
-        broker: Broker | None = None,
-    ) -> None:
-        self.now, self.room = 100.0, max_workers if room is None else room
-        self.stillborn: set[int] = set()
-        self.is_preempted = False
-        self.is_shared = broker is not None
-        """Whether what is given back can be had again at once."""
-        self.joiners: list[Joiner] = []
-        self.statuses: dict[int, Any] = {}
-        self.told: list[Event] = []
-        self.draining: dict[str, float] = {}
-        self.rendezvous = Rendezvous()
-        monkeypatch.setattr(module, "Joiner", self.make)
-        monkeypatch.setattr(module, "draining_nodes", lambda: self.draining)
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(enough, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
-        monkeypatch.setattr(module, "Places", Places)
-        monkeypatch.setattr(lone_workers, "ray", SimpleNamespace(kill=lambda actor: None))
-        fake = SimpleNamespace(get=lambda value, timeout=None: value, wait=lambda values, timeout: (values, []))
-        monkeypatch.setattr(liaison, "ray", fake)
-        monkeypatch.setattr(quota, "ray", fake)
-        sink = SimpleNamespace(append=_remote(self.told.extend))
-        share = Share(broker, "sweep/trial", None, tuple(range(min_workers))) if broker else None
-        wiring = Wiring(min_workers, max_workers, 2, 60.0, 1800.0, 600.0, NUM_LOGICAL, self.rendezvous, sink, share)
-        run: Any = SimpleNamespace(
-            run_config=SimpleNamespace(storage_context=None), train_loop_config={WIRING: wiring}, backend_config=None
-        )
+    def __init__(self, patch: Any, least: int = 2, most: int = 3, room: int = 3, broker: Broker | None = None) -> None:
+        self.now, self.room, self.broker = 100.0, room, broker or Broker()
+        self.stillborn, self.workers, self.statuses = set[int](), list[FakeWorker](), dict[int, Any]()
+        self.emitted, self.draining, self.rendezvous = list[Event](), dict[str, float](), Rendezvous()
+        patch.setattr(module, "ElasticWorker", self.make)
+        patch.setattr(module, "draining_nodes", lambda: self.draining)
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(module, "Slots", Slots)
+        patch.setattr(worker, "ray", SimpleNamespace(kill=lambda actor: None))
+        replies = {"get": lambda value, timeout=None: value, "wait": lambda values, timeout: (values, [])}
+        patch.setattr(membership, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}, **replies))
+        writer = SimpleNamespace(append=_remote(self.emitted.extend))
+        lease = ResourceLease(broker, "sweep/trial", None, tuple(range(least))) if broker else None
+        config = ControllerConfig(least, most, 2, 60.0, 1800.0, 600.0, 4, self.rendezvous, writer, lease)
+        run: Any = SimpleNamespace(run_config=SimpleNamespace(storage_context=None), backend_config=None)
+        run.train_loop_config = {CONTROLLER_CONFIG: config}
         group: Any = SimpleNamespace(resources_per_worker={"CPU": 1.0}, train_fn_ref=None)
         self.group = ElasticWorkerGroup(run, group, [])
-        monkeypatch.setattr(self.group, "_poll_workers_and_collect_errors", self.look)
+        patch.setattr(self.group, "_poll_workers_and_collect_errors", self.look)
         self.group._start()
 
-    def make(self, serial: int, resources: dict[str, float], is_reserved: bool, limit_s: float) -> Joiner:
-        assert limit_s == 600.0
-        self.joiners.append(Joiner(self, serial, is_extra=not is_reserved))
-        return self.joiners[-1]
+    def make(self, serial: int, resources: dict[str, float], is_reserved: bool, timeout_s: float) -> FakeWorker:
+        assert timeout_s == 600.0
+        self.workers.append(FakeWorker(self, serial, is_extra=not is_reserved))
+        return self.workers[-1]
 
     def poll(self, num_times: int = 1) -> Any:
         for _ in range(num_times):
@@ -156,29 +125,29 @@ class Scene:
 
     @property
     def gone(self) -> list[int]:
-        return [joiner.serial for joiner in self.joiners if joiner.is_gone]
+        return [one.serial for one in self.workers if one.is_gone]
 
     def look(self, timeout: float | None) -> list[Any]:
-        return [self.statuses.get(joiner.serial, RUNNING) for joiner in self.group._running]  # type: ignore[attr-defined]
+        return [self.statuses.get(one.serial, RUNNING) for one in self.group._running]  # type: ignore[attr-defined]
 
     @property
     def running(self) -> list[int]:
-        return [joiner.serial for joiner in self.group._running]
+        return [one.serial for one in self.group._running]
 
     def dies(self, serial: int, cause: Exception | None = None) -> None:
         self.statuses[serial] = status(False, WorkerHealthCheckFailedError("lost", cause or RayActorError()))
 
-    def all_told(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.told if isinstance(event, kind)]
+    def events(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.emitted if isinstance(event, kind)]
 
 
-class Places:
-    """Says of each place whether it is reserved: as many as the share has, and none twice."""
+class Slots:
+    """Each slot says whether it is reserved: as many as the lease has."""
 
-    def __init__(self, resources: dict[str, float], share: Share | None) -> None:
-        self._num_reserved = len(share.bundles) if share else 0
+    def __init__(self, resources: dict[str, float], lease: ResourceLease | None) -> None:
+        self._num_reserved = len(lease.bundles) if lease else 0
 
-    def take(self) -> bool:
+    def request(self) -> bool:
         self._num_reserved -= 1
         return self._num_reserved >= 0
 
@@ -187,351 +156,221 @@ def _remote(function: Callable[..., Any]) -> Any:
     return SimpleNamespace(remote=function)
 
 
-# Coming
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
 
 
-def test_workers_are_asked_for_up_to_the_largest_number_and_run_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_requested_up_to_the_maximum_and_run_when_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, room=2)
-    assert scene.running == [0, 1]
     scene.poll()
-    assert len(scene.joiners) == 3
+    assert (scene.running, len(scene.workers)) == ([0, 1], 3)
     scene.room = 1
-    scene.poll()
-    assert scene.running == [0, 1, 2]
-    assert [event.worker for event in scene.all_told(WorkerStarting)] == ["w0", "w1", "w2"]
-    assert scene.rendezvous.all_told("start") == ["w0", "w1", "w2"]
-    scene.poll()
-    assert len(scene.joiners) == 3
+    scene.poll(2)
+    assert (scene.running, len(scene.workers)) == ([0, 1, 2], 3)
+    assert [event.worker for event in scene.events(WorkerStarting)] == ["w0", "w1", "w2"]
+    assert scene.rendezvous.calls_of("expect") == ["w0", "w1", "w2"]
 
 
 # Losses
 
 
-def test_a_lost_worker_is_dropped_told_and_replaced_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.dies(1)
+@pytest.mark.parametrize(("is_evicted", "is_gone"), [(False, True), (True, False), (True, True)])
+def test_p1_r6_a_lost_or_evicted_worker_is_reported_and_replaced(scene: Scene, is_evicted: bool, is_gone: bool) -> None:
+    reason = "stuck for 26 s: in loss at step 7" if is_evicted else "its process is gone"
+    scene.rendezvous.knows(evicted={"w1": reason} if is_evicted else {})
+    if is_gone:
+        scene.dies(1, RayActorError(error_msg="its process is gone"))  # why it was killed, only a refresh shows
+    else:
+        scene.poll()
     assert not scene.poll().errors
-    assert scene.running == [0, 2]
-    assert scene.rendezvous.all_told("lose") == ["w1"]
-    assert scene.gone == [1]
-    assert [(event.worker, event.pid) for event in scene.all_told(WorkerLost)] == [("w1", 101)]
+    assert (scene.running, scene.rendezvous.calls_of("report_lost"), scene.gone) == ([0, 2], ["w1"], [1])
+    assert [(event.worker, event.pid, event.reason) for event in scene.events(WorkerLost)] == [("w1", 101, reason)]
     scene.room = 1
     scene.poll()
     assert scene.running == [0, 2, 3]
 
 
-def test_r6_a_worker_that_was_given_up_is_dropped_with_the_reason_though_its_process_may_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene = Scene(monkeypatch)
-    scene.rendezvous.knows(given_up={"w1": "stuck for 26 s: in loss at step 7"})
-    scene.poll(2)
-    assert scene.running == [0, 2]
-    assert scene.gone == [1]
-    assert [event.reason for event in scene.all_told(WorkerLost)] == ["stuck for 26 s: in loss at step 7"]
-
-
-def test_r16_an_error_of_the_users_code_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
+def test_r16_an_error_of_the_users_code_is_no_loss(scene: Scene) -> None:
     scene.statuses[1] = status(False, ValueError("the user's"))
     assert set(scene.poll().errors) == {1}
-    assert scene.rendezvous.all_told("lose") == []
+    assert scene.rendezvous.calls_of("report_lost") == []
 
 
-def test_r16_too_many_losses_in_a_row_end_the_run_and_the_last_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    for serial in range(2):
-        scene.dies(serial)
-        scene.poll()
-    scene.dies(2, RayActorError(error_msg="out of memory"))
-    with pytest.raises(WorkersLostError, match=r"3 workers were lost in a row at step 0.*out of memory"):
-        scene.poll()
-
-
-def test_a_finished_step_in_between_makes_up_for_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one of which only a survey of this moment knows."""
-    scene = Scene(monkeypatch)
-    scene.room = 10
+@pytest.mark.parametrize("kind", ["preempted", "draining", "with a finished step before"])
+def test_r2_losses_do_not_count_that_are_preemptions_drains_or_after_progress(scene: Scene, kind: str) -> None:
+    scene.room, cause = 99, ActorDiedError()
+    cause._preempted = kind == "preempted"
     for serial in range(6):
-        scene.rendezvous.knows(step=serial + 1)
-        scene.dies(serial)
-        scene.poll(2)
-    assert len(scene.running) == 3
-
-
-def test_r2_preempted_workers_do_not_count_as_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.room = 20
-    cause = ActorDiedError()
-    cause._preempted = True
-    for serial in range(8):
+        if kind == "draining":
+            scene.draining = {f"node {serial % 3}": 0.0}
+            scene.poll()
+        if kind == "with a finished step before":
+            scene.rendezvous.knows(step=serial + 1)
+        scene.draining = {}
         scene.dies(serial, cause)
         scene.poll(2)
-    assert len(scene.all_told(WorkerLost)) == 8
+    assert (len(scene.running), len(scene.events(WorkerLost)), scene.events(WorkerDrained)) == (3, 6, [])
+    assert scene.group._draining == set()
 
 
-def test_r6_processes_that_die_before_they_run_are_failures_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a worker that cannot start would be started for ever."""
-    scene = Scene(monkeypatch)
+def test_r6_r16_too_many_losses_end_the_run_also_of_workers_that_cannot_start(scene: Scene) -> None:
     scene.stillborn, scene.room = set(range(3, 99)), 99
     scene.dies(0)
     scene.poll(2)
-    with pytest.raises(WorkersLostError, match="its node is gone"):
+    with pytest.raises(WorkersLostError, match=r"3 workers were lost in a row at step 0.*its node is gone"):
         scene.poll()
-    assert scene.rendezvous.all_told("lose") == ["w0", "w3", "w4"]
+    assert scene.rendezvous.calls_of("report_lost") == ["w0", "w3", "w4"]
     assert {3, 4} <= set(scene.gone)
 
 
-def dies_with_the_same_rows(scene: Scene, serial: int, members: tuple[str, ...]) -> None:
-    """The member that holds the last quarter of the rows dies in step 7."""
-    scene.rendezvous.knows(step=7, members=members)
-    scene.poll()
-    scene.dies(serial, RayActorError(error_msg="segmentation fault"))
-    scene.poll(2)
+def test_r16_poison_rows_end_the_run_and_their_logical_worker_is_named(scene: Scene) -> None:
+    def last_member_dies(*members: str) -> None:
+        scene.rendezvous.knows(step=7, members=members)
+        scene.poll()
+        scene.dies(int(members[-1][1:]), RayActorError(error_msg="segmentation fault"))
+        scene.poll(2)
+
+    scene.group._budget.max_failures = scene.room = 99
+    last_member_dies("w0", "w1", "w2")
+    last_member_dies("w0", "w3", "w1")
+    with pytest.raises(PoisonRowsError, match=r"step 7, logical worker 3: .*segmentation fault"):
+        last_member_dies("w0", "w4", "w5", "w3")
 
 
-def test_r16_rows_that_kill_each_worker_that_gets_them_end_the_run_and_their_share_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene = Scene(monkeypatch)
-    scene.group._budget.max_failures = 99
-    scene.room = 99
-    dies_with_the_same_rows(scene, 2, ("w0", "w1", "w2"))
-    dies_with_the_same_rows(scene, 1, ("w0", "w3", "w1"))
-    with pytest.raises(DeadlyRowsError, match=r"step 7, with the share of logical worker 3: .*segmentation fault"):
-        dies_with_the_same_rows(scene, 3, ("w0", "w4", "w5", "w3"))
-
-
-@pytest.mark.parametrize("kind", ["never trained", "preempted", "given up"])
-def test_deaths_that_have_nothing_to_do_with_rows_blame_none(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    scene = Scene(monkeypatch)
-    scene.group._budget.max_failures = 99
-    scene.room = 99
+@pytest.mark.parametrize("kind", ["never trained", "preempted", "evicted"])
+def test_deaths_that_are_not_due_to_rows_are_no_poison(scene: Scene, kind: str) -> None:
+    scene.group._budget.max_failures = scene.room = 99
     cause = ActorDiedError()
     cause._preempted = kind == "preempted"
     for serial in range(5):
-        given_up = {f"w{serial}": "silent"} if kind == "given up" else {}
-        members = () if kind == "never trained" else (f"w{serial}",)
-        scene.rendezvous.knows(step=7, members=members, given_up=given_up)
-        if kind != "given up":
+        evicted = {f"w{serial}": "silent"} if kind == "evicted" else {}
+        scene.rendezvous.knows(step=7, members=() if kind == "never trained" else (f"w{serial}",), evicted=evicted)
+        if not evicted:
             scene.poll()
             scene.dies(serial, cause)
         scene.poll(3)
-    assert len(scene.all_told(WorkerLost)) == 5
+    assert len(scene.events(WorkerLost)) == 5
 
 
 # Drains
 
 
-def test_p2_the_worker_of_a_draining_node_is_asked_to_leave_and_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.draining = {"node 1": 1234.5}
-    scene.room = 1
-    scene.poll(2)
-    assert scene.running == [0, 1, 2, 3], "it trains until the others have its state"
-    assert [(event.worker, event.deadline) for event in scene.all_told(WorkerLeaving)] == [("w1", 1234.5)]
-    assert set(scene.rendezvous.all_told("leave")) == {"w1"}
-    scene.poll(3)
-    assert len(scene.joiners) == 4
-    assert len(scene.all_told(WorkerLeaving)) == 1
+def test_p2_a_worker_of_a_draining_node_is_replaced_at_once_and_not_killed(scene: Scene) -> None:
+    scene.draining, scene.room = {"node 1": 1234.5}, 1
+    scene.rendezvous.knows(drained=frozenset({"w1"}))
+    scene.poll(5)
+    assert (scene.running, len(scene.workers)) == ([0, 1, 2, 3], 4), "it trains until the others have its state, and closes"
+    assert [(event.worker, event.deadline) for event in scene.events(WorkerDraining)] == [("w1", 1234.5)]
+    assert (set(scene.rendezvous.calls_of("drain")), scene.gone) == ({"w1"}, [])
 
 
-def test_p2_one_that_has_left_is_dropped_and_is_neither_a_loss_nor_the_end_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene = Scene(monkeypatch)
-    scene.draining = {"node 1": 0.0}
-    scene.poll(2)
-    scene.statuses[1] = FINISHED
-    scene.rendezvous.knows(left=frozenset({"w1"}), step=4)
-    found = scene.poll()
-    assert [worker.running for worker in found.worker_statuses.values()] == [True, True]
-    assert scene.running == [0, 2]
-    assert [(event.worker, event.pid) for event in scene.all_told(WorkerLeft)] == [("w1", 101)]
-    assert (scene.all_told(WorkerLost), scene.gone) == ([], [1])
+@pytest.mark.parametrize("kind", ["drained", "cancelled meanwhile", "did not train yet"])
+def test_p2_a_drained_worker_is_neither_a_loss_nor_the_end_of_the_run(scene: Scene, kind: str) -> None:
+    scene.draining, scene.rendezvous.trains = {"node 1": 0.0}, kind != "did not train yet"
+    scene.poll()
+    if kind == "cancelled meanwhile":
+        scene.draining = {}
+    scene.poll()
+    if scene.rendezvous.trains:
+        scene.statuses[1] = FINISHED
+        scene.rendezvous.knows(drained=frozenset({"w1"}), step=4)
+    assert [worker.running for worker in scene.poll().worker_statuses.values()] == [True, True]
+    assert [(event.worker, event.pid) for event in scene.events(WorkerDrained)] == [("w1", 101)]
+    assert (scene.running, scene.events(WorkerLost), scene.gone) == ([0, 2], [], [1])
     scene.room = 1
     scene.poll(2)
     assert scene.running == [0, 2, 3]
 
 
-def test_p2_one_that_has_left_but_is_still_closing_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.draining = {"node 1": 0.0}
-    scene.rendezvous.knows(left=frozenset({"w1"}))
-    scene.poll(5)
-    assert scene.gone == []
+# Too few, and the end
 
 
-def test_a_worker_that_has_no_part_in_the_run_yet_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.draining = {"node 1": 0.0}
-    scene.rendezvous.trains = False
-    scene.poll(2)
-    assert scene.running == [0, 2]
-    assert scene.gone == [1]
-    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
-
-
-def test_r2_one_that_dies_while_it_leaves_is_lost_but_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.room = 99
-    for serial in range(6):
-        scene.draining = {f"node {serial % 3}": 0.0}
-        scene.poll()
-        leaving = [joiner.serial for joiner in scene.group._running if joiner.name in scene.group._leaving]
-        scene.draining = {}
-        for one in leaving:
-            scene.dies(one)
-        scene.poll(2)
-    assert len(scene.all_told(WorkerLost)) > 2
-    assert scene.all_told(WorkerLeft) == []
-    assert scene.group._leaving == set()
-
-
-def test_a_drain_that_is_called_off_changes_nothing_for_one_that_was_asked_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.draining = {"node 1": 0.0}
+def test_r11_a_group_that_never_had_enough_ends_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, least=4, most=4, room=2)
     scene.poll()
-    scene.draining = {}
-    scene.poll()
-    scene.statuses[1] = FINISHED
-    scene.rendezvous.knows(left=frozenset({"w1"}))
-    scene.poll()
-    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
-
-
-# Too few
-
-
-def test_r11_a_group_that_never_had_enough_workers_gives_up_and_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene = Scene(monkeypatch, min_workers=4, max_workers=4, room=2)
-    scene.poll()
-    assert len(scene.running) == 2
     scene.now += 6
     scene.poll()
-    (waiting,) = scene.all_told(WaitingForWorkers)
-    assert (waiting.have, waiting.need) == (2, 4)
+    assert [(event.have, event.need) for event in scene.events(WaitingForWorkers)] == [(2, 4)]
     scene.now += 60
     with pytest.raises(ResourceError, match="asked for 4 CPU, the cluster has 2"):
         scene.poll()
-    assert scene.rendezvous.all_told("give_up") == []
+    assert scene.rendezvous.calls_of("save_and_stop") == []
 
 
-def test_survivors_that_once_were_enough_wait_for_others_and_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
+def test_r6_survivors_wait_and_save_their_state_before_the_run_fails(scene: Scene) -> None:
     scene.poll()
     scene.dies(0)
     scene.dies(1)
     scene.poll()
-    for _ in range(10):
-        scene.now += 60
-        scene.poll()
-    assert scene.running == [2]
-    assert len(scene.all_told(WaitingForWorkers)) == 1
-
-
-def test_r6_survivors_whose_patience_ends_save_their_state_before_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
+    scene.now += 1800
     scene.poll()
-    scene.dies(0)
-    scene.dies(1)
-    scene.poll()
-    scene.now += 1801
+    assert (scene.running, scene.rendezvous.calls_of("save_and_stop")) == ([2], [])
+    scene.now += 1
     scene.poll(3)
-    assert set(scene.rendezvous.all_told("give_up")) == {""}, "they are told, and told again"
+    assert scene.rendezvous.calls_of("save_and_stop") == [""] * 3, "a restarted rendezvous does not know"
     scene.statuses[2] = FINISHED
     with pytest.raises(ResourceError, match="there were 1 for 1801 s"):
         scene.poll()
 
 
-# The end
-
-
-def test_nobody_is_replaced_once_a_worker_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.statuses[0] = FINISHED
-    scene.dies(1)
-    scene.poll(2)
-    assert len(scene.joiners) == 3
-
-
-def test_r6_a_silent_process_is_given_up_before_ray_train_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
+def test_r6_a_silent_process_is_lost_sooner_than_in_ray_train(scene: Scene) -> None:
     assert scene.group._worker_health_check_timeout_s == module.SILENT_S <= 120
-
-
-def test_the_end_gives_everything_back_and_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(monkeypatch)
-    scene.dies(1)
-    scene.poll()
-    scene.group.shutdown()
-    assert scene.gone == [0, 1, 2, 3], "also what was only asked for"
-    scene.group.let_go()
-    assert scene.running == []
 
 
 # Sharing
 
 
-def sharing(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, Broker]:
-    """A group of 1 to 3 workers that has two, one of them beyond its own."""
-    broker = Broker()
-    scene = Scene(monkeypatch, min_workers=1, max_workers=3, room=4, broker=broker)
-    assert scene.running == [0], "its own, before anybody has dealt"
-    broker.dealt = 2
+@pytest.fixture
+def sharing(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A group of 1 to 3 workers that has two, one of them in a slot that is not reserved."""
+    scene = Scene(monkeypatch, least=1, room=4, broker=Broker())
+    assert scene.running == [0], "its own, before anything is allocated"
+    scene.broker.allocated = 2
     scene.poll(3)
     assert scene.running == [0, 1]
-    return scene, broker
+    return scene
 
 
-def test_a_run_that_shares_grows_to_what_it_is_dealt_and_tells_how_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, broker = sharing(monkeypatch)
-    scene.rendezvous.knows(step=7)
-    broker.dealt = 9
-    scene.poll(4)
-    assert scene.running == [0, 1, 2], "it cannot use more"
-    claim = broker.held[-1]
-    assert (claim.name, claim.low, claim.high, claim.num_workers, claim.step) == ("sweep/trial", 1, 3, 3, 7)
+def test_a_surplus_worker_drains_and_the_reserved_slot_is_kept(sharing: Scene) -> None:
+    sharing.rendezvous.knows(step=7)
+    sharing.broker.allocated = 1
+    sharing.poll(3)
+    (draining,) = sharing.events(WorkerDraining)
+    assert (draining.worker, draining.reason) == ("w1", "other trials need its slot")
+    assert sharing.running == [0, 1], "it is waited for"
+    assert sharing.broker.demands[-1] == membership.Demand("sweep/trial", 1, 3, {"CPU": 1.0}, num_workers=2, step=7)
+    sharing.rendezvous.trains = False
+    sharing.rendezvous.knows(step=8, drained=frozenset({"w1"}))
+    sharing.statuses[1] = FINISHED
+    sharing.poll(2)
+    assert (sharing.running, sharing.gone, sharing.room) == ([0], [1], 3)
+    assert [event.worker for event in sharing.events(WorkerDrained)] == ["w1"]
+    assert not sharing.events(WorkerLost)
 
 
-def test_what_others_need_leaves_after_its_step_and_its_own_place_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, broker = sharing(monkeypatch)
-    broker.dealt = 1
-    scene.poll(3)
-    assert [(event.worker, event.reason) for event in scene.all_told(WorkerLeaving)] == [("w1", "others need its place")]
-    assert scene.running == [0, 1], "it is waited for"
-    scene.rendezvous.trains = False
-    scene.rendezvous.knows(step=8, left=frozenset({"w1"}))
-    scene.statuses[1] = FINISHED
-    scene.poll(2)
-    assert (scene.running, scene.gone, scene.room) == ([0], [1], 3)
-    assert [event.worker for event in scene.all_told(WorkerLeft)] == ["w1"]
-    assert not scene.all_told(WorkerLost)
+def test_a_surplus_worker_that_starts_is_withdrawn_at_once(sharing: Scene) -> None:
+    sharing.room, sharing.broker.allocated = 0, 3
+    sharing.poll(3)
+    assert [one.serial for one in sharing.workers] == [0, 1, 2]
+    sharing.broker.allocated = 2
+    sharing.poll(3)
+    assert (sharing.running, sharing.gone) == ([0, 1], [2])
+    assert sharing.rendezvous.calls_of("drain") == ["w2"]
+    assert not sharing.events(WorkerDraining)
 
 
-def test_a_worker_on_its_way_is_called_off_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, broker = sharing(monkeypatch)
-    scene.room, broker.dealt = 0, 3
-    scene.poll(3)
-    assert [joiner.serial for joiner in scene.joiners] == [0, 1, 2]
-    broker.dealt = 2
-    scene.poll(3)
-    assert (scene.running, scene.gone) == ([0, 1], [2])
-    assert scene.rendezvous.all_told("leave") == ["w2"]
-    assert not scene.all_told(WorkerLeaving)
+def test_nobody_is_drained_or_replaced_once_a_worker_has_finished(sharing: Scene) -> None:
+    sharing.statuses[0] = FINISHED
+    for sharing.broker.allocated in (1, 3):
+        sharing.poll(3)
+        assert (sharing.events(WorkerDraining), len(sharing.workers)) == ([], 2)
 
 
-def test_nobody_is_sent_away_once_a_worker_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, broker = sharing(monkeypatch)
-    scene.statuses[0], broker.dealt = FINISHED, 1
-    scene.poll(3)
-    assert not scene.all_told(WorkerLeaving)
-
-
-def test_a_run_that_ends_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, broker = sharing(monkeypatch)
-    scene.group.let_go()
-    assert broker.has_left
-    assert scene.gone == [0, 1]
+def test_shutdown_gives_everything_back_and_may_be_repeated(sharing: Scene) -> None:
+    sharing.room, sharing.broker.allocated = 0, 3
+    sharing.poll(2)
+    sharing.group.shutdown()
+    assert sharing.gone == [0, 1, 2], "also what was only requested"
+    sharing.group.release()
+    assert (sharing.running, set(sharing.broker.left)) == ([], {"sweep/trial"})

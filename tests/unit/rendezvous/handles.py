@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 LIMIT_S = 20.0
-Answer = TypeVar("Answer")
 
 
 class Handle:
@@ -26,5 +26,11 @@ class Handle:
         return function()
 
 
-def run(story: Coroutine[Any, Any, Answer]) -> Answer:
-    return asyncio.run(asyncio.wait_for(story, LIMIT_S))
+def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an asynchronous test for a limited time."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), LIMIT_S))
+
+    return run

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raytrain.rendezvous.state import NO_STATE, Entrant, Generation, Rendezvous
+from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Rendezvous
 
 HEARTBEAT_S, LONG_S = 10.0, 400.0
 MOST_WORKERS = 6
@@ -22,27 +22,16 @@ NODES = ["a", "b", "c"]
 
 @dataclass
 class Worker:
-    """What is true of a worker whose process lives.
-
-    Args:
-        node: where it runs.
-        place: "starting", "training" or "door"; "outside" for one that must enter again.
-        step: finished steps in its memory.
-        told: the latest generation that it was told of; its heartbeats tell of it.
-        joined: the latest one in which it has trained.
-        is_saved: whether all its steps are in a checkpoint.
-        must_leave: whether the rendezvous has agreed that it leaves.
-        is_stale: whether it was taken for dead, so that the others may have gone on without it.
-    """
+    """What is true of a worker whose process lives."""
 
     node: str
-    place: str = "starting"
-    step: int = NO_STATE
-    told: Generation | None = None
-    joined: Generation | None = None
-    is_saved: bool = False
-    must_leave: bool = False
-    is_stale: bool = False
+    place: str = "starting"  # "training" or "barrier", or "outside": it must join again
+    step: int = NO_STATE  # finished steps in its memory
+    known: Generation | None = None  # the latest that it was in; its heartbeats report it
+    joined: Generation | None = None  # the latest in which it has trained
+    is_saved: bool = False  # whether all its steps are in a checkpoint
+    must_leave: bool = False  # whether the rendezvous has agreed that it leaves
+    is_stale: bool = False  # whether it was declared dead, so that the others may have gone on without it
 
 
 class Life(RuleBasedStateMachine):
@@ -50,7 +39,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.rendezvous = Rendezvous(1)
         self.workers: dict[str, Worker] = {}
-        self.dead_untold: set[str] = set()
+        self.unnoticed: set[str] = set()
         self.num_started, self.now, self.opens_at = 0, 0.0, 0.0
         self.top, self.checkpoint = 0, 0
         self.cut_short: set[int] = set()
@@ -66,16 +55,14 @@ class Life(RuleBasedStateMachine):
 
     def running(self) -> list[Generation]:
         """Generations all of whose members train in them, so that they can take a step."""
-        told = {w.told.number: w.told for w in self.workers.values() if w.place == "training" and w.told is not None}
-        return [
-            generation for generation in told.values() if all(self.is_in(generation, name) for name in names(generation))
-        ]
+        known = {w.known.number: w.known for w in self.workers.values() if w.place == "training" and w.known is not None}
+        return [generation for generation in known.values() if all(self.is_in(generation, n) for n in names(generation))]
 
     def is_in(self, generation: Generation, name: str) -> bool:
         worker = self.workers.get(name)
-        return worker is not None and worker.place == "training" and worker.told is generation
+        return worker is not None and worker.place == "training" and worker.known is generation
 
-    def join(self, generation: Generation) -> None:
+    def form_group(self, generation: Generation) -> None:
         """The process group forms, and all get the leader's state."""
         leader = generation.members[0]
         for name in names(generation):
@@ -92,14 +79,14 @@ class Life(RuleBasedStateMachine):
         name = f"w{self.num_started}"
         self.num_started += 1
         self.workers[name] = Worker(node)
-        self.rendezvous.start(name)
+        self.rendezvous.expect(name)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), is_whole=st.booleans())
     def a_step_is_taken(self, data: Any, is_whole: bool) -> None:
         """Where it is cut short, some have finished it and others have not."""
         generation = data.draw(st.sampled_from(self.running()))
-        self.join(generation)
+        self.form_group(generation)
         if generation.number in self.cut_short:
             return
         must_save = is_whole and self.is_open and self.is_current(generation) and self.rendezvous.signals(self.now).save
@@ -119,17 +106,16 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.at("starting", "training", "outside"))
     @rule(data=st.data())
-    def somebody_enters(self, data: Any) -> None:
+    def somebody_joins(self, data: Any) -> None:
         self.enter(self.pick(data, self.at("starting", "training", "outside")))
         self.form()
 
     def enter(self, name: str) -> None:
         worker = self.workers[name]
-        worker.place = "door"
-        after = worker.told.number if worker.told else 0
-        self.rendezvous.enter(
-            Entrant(name, worker.step, ("h", 1), node_id=worker.node, is_saved=worker.is_saved, after=after), self.now
-        )
+        worker.place = "barrier"
+        last = worker.known.number if worker.known else 0
+        request = JoinRequest(name, worker.step, ("h", 1), "", 0, worker.node, worker.is_saved, last_generation=last)
+        self.rendezvous.join(request, self.now)
 
     # What happens to them
 
@@ -137,41 +123,41 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data(), is_noticed=st.booleans())
     def somebody_dies(self, data: Any, is_noticed: bool) -> None:
         name = self.pick(data, list(self.workers))
-        is_at_door = self.workers[name].place == "door"
+        is_waiting = self.workers[name].place == "barrier"
         del self.workers[name]
-        if is_noticed or is_at_door:  # those at the door are asked all the time
+        if is_noticed or is_waiting:  # those at the barrier are probed all the time
             self.lose(name)
             self.form()
         else:
-            self.dead_untold.add(name)
+            self.unnoticed.add(name)
 
-    @precondition(lambda self: self.dead_untold)
+    @precondition(lambda self: self.unnoticed)
     @rule(data=st.data())
     def a_death_is_noticed(self, data: Any) -> None:
-        name = self.pick(data, list(self.dead_untold))
-        self.dead_untold.discard(name)
+        name = self.pick(data, list(self.unnoticed))
+        self.unnoticed.discard(name)
         self.lose(name)
         self.form()
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
-    def somebody_is_taken_for_dead(self, data: Any) -> None:
+    def somebody_is_declared_dead_by_mistake(self, data: Any) -> None:
         worker = self.workers[name := self.pick(data, list(self.workers))]
-        if worker.place == "door":
+        if worker.place == "barrier":
             worker.place = "outside"
-        worker.is_stale, worker.must_leave = worker.told is not None, False
+        worker.is_stale, worker.must_leave = worker.known is not None, False
         self.lose(name)
         self.form()
 
     def lose(self, name: str) -> None:
-        self.lost_since |= name in self.rendezvous.living
-        self.rendezvous.lose(name, self.now)
+        self.lost_since |= name in self.rendezvous.alive
+        self.rendezvous.report_lost(name, self.now)
 
     @precondition(lambda self: self.workers and self.is_open)
     @rule(data=st.data())
     def somebody_is_to_leave(self, data: Any) -> None:
         name = self.pick(data, list(self.workers))
-        if self.rendezvous.leave(name):
+        if self.rendezvous.drain(name):
             self.workers[name].must_leave = True
         else:
             worker = self.workers.pop(name)  # the controller ends it at once
@@ -191,23 +177,23 @@ class Life(RuleBasedStateMachine):
         self.lost_since = self.left_since = False
         for name in self.workers:
             self.workers[name].must_leave = False
-            if self.workers[name].place == "door":
+            if self.workers[name].place == "barrier":
                 self.workers[name].place = "outside"
 
-    @precondition(lambda self: not self.is_open and any(w.told for w in self.workers.values()))
+    @precondition(lambda self: not self.is_open and any(w.known for w in self.workers.values()))
     @rule(data=st.data())
-    def a_heartbeat_tells_of_a_generation(self, data: Any) -> None:
-        self.beat(self.pick(data, [name for name, worker in self.workers.items() if worker.told]))
+    def a_heartbeat_reports_a_generation(self, data: Any) -> None:
+        self.send_heartbeat(self.pick(data, [name for name, worker in self.workers.items() if worker.known]))
 
-    def beat(self, name: str) -> None:
-        if told := self.workers[name].told:
-            self.rendezvous.adopt(told)
+    def send_heartbeat(self, name: str) -> None:
+        if known := self.workers[name].known:
+            self.rendezvous.recover(known)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, HEARTBEAT_S]))
     def time_passes(self, seconds: float) -> None:
         if not self.is_open and self.now + seconds >= self.opens_at:  # heartbeats are more frequent
             for name in self.workers:
-                self.beat(name)
+                self.send_heartbeat(name)
         self.now += seconds
         self.form()
 
@@ -215,14 +201,15 @@ class Life(RuleBasedStateMachine):
         """As the actor does after each change."""
         if not self.is_open:
             return
-        self.check_dismissed(self.rendezvous.dismiss())
-        living, missing, first = set(self.rendezvous.living), self.rendezvous.missing, not self.rendezvous.generation.number
-        num_at_door, number = len(self.at("door")), self.rendezvous.generation.number
-        to_hand_on = any(self.workers[name].must_leave for name in self.at("door"))
+        self.check_dismissed(self.rendezvous.release_drained())
+        living, first = set(self.rendezvous.alive), not self.rendezvous.generation.number
+        missing = living - self.rendezvous.waiting.keys()
+        num_waiting, number = len(self.at("barrier")), self.rendezvous.generation.number
+        to_hand_on = any(self.workers[name].must_leave for name in self.at("barrier"))
         generation = self.rendezvous.form(self.now)
         if generation is None:
             is_settling = not living and self.rendezvous.starting
-            is_enough = num_at_door >= self.rendezvous.min_workers or to_hand_on
+            is_enough = num_waiting >= self.rendezvous.min_workers or to_hand_on
             assert missing or not is_enough or is_settling, "everybody is here, and nothing forms"
             return
         assert not missing
@@ -230,26 +217,26 @@ class Life(RuleBasedStateMachine):
         self.check(generation, living, first)
         for name in names(generation):
             worker = self.workers[name]
-            worker.place, worker.told, worker.is_stale = "training", generation, False
+            worker.place, worker.known, worker.is_stale = "training", generation, False
         self.lost_since = self.left_since = False
 
     def check_dismissed(self, going: set[str]) -> None:
         gone = {name: self.workers.pop(name) for name in going}
-        assert all(worker.place == "door" and worker.must_leave for worker in gone.values())
+        assert all(worker.place == "barrier" and worker.must_leave for worker in gone.values())
         if not gone:
             return
         self.left_since = True
         best = max(worker.step for worker in gone.values())
-        staying = [self.workers[name] for name in self.at("door")]
+        staying = [self.workers[name] for name in self.at("barrier")]
         assert best == NO_STATE or any(w.step >= best for w in staying) or self.checkpoint >= best, "state is lost"
 
     def check(self, generation: Generation, living: set[str], is_first: bool) -> None:
         members = names(generation)
-        assert set(members) <= set(self.at("door")), "a dead worker, or one that is not here"
+        assert set(members) <= set(self.at("barrier")), "a dead worker, or one that is not here"
         assert living <= set(members), "a member of the last generation is left out"
         assert len(members) == len(set(members))
-        known = [worker.told.number for worker in self.workers.values() if worker.told]
-        assert generation.number > max(known, default=0), "the number of a generation that somebody knows"
+        numbers = [worker.known.number for worker in self.workers.values() if worker.known]
+        assert generation.number > max(numbers, default=0), "the number of a generation that somebody knows"
         self.check_step(generation, living)
         order = [self.workers[name].step for name in members]
         assert order == sorted(order, reverse=True)
@@ -263,29 +250,26 @@ class Life(RuleBasedStateMachine):
         """The run never goes back while somebody has its state."""
         leader = generation.members[0]
         step = self.checkpoint if leader.step == NO_STATE else leader.step
-        assert all(step >= self.workers[name].step for name in {*self.at("door"), *living})
-        holders = [w for w in self.workers.values() if w.step > step and not w.is_stale and w.told in self.running()]
+        assert all(step >= self.workers[name].step for name in {*self.at("barrier"), *living})
+        holders = [w for w in self.workers.values() if w.step > step and not w.is_stale and w.known in self.running()]
         assert not holders, "others train with a newer state"
         if step < self.checkpoint:
             assert self.workers[leader.worker].is_stale, "a checkpoint was saved of a newer state"
 
     # What is always true
 
-    @rule()
-    def everybody_comes_and_nobody_waits_for_ever(self) -> None:
-        self.drive_to_the_end()
-
     def teardown(self) -> None:
-        self.drive_to_the_end()
+        self.all_join_and_nobody_waits_for_ever()
 
-    def drive_to_the_end(self) -> None:
+    @rule()
+    def all_join_and_nobody_waits_for_ever(self) -> None:
         self.time_passes(HEARTBEAT_S)
-        for name in (self.dead_untold | self.rendezvous.living) - self.workers.keys():
+        for name in (self.unnoticed | self.rendezvous.alive) - self.workers.keys():
             self.lose(name)  # it is silent
-        self.dead_untold.clear()
+        self.unnoticed.clear()
         self.now += LONG_S
-        must_come = self.rendezvous.living and (self.rendezvous.newcomers or self.rendezvous.leaving)
-        assert not must_come or self.rendezvous.signals(self.now).gather, "nobody tells the members to come"
+        must_come = self.rendezvous.alive and (self.rendezvous.newcomers or self.rendezvous.draining)
+        assert not must_come or self.rendezvous.signals(self.now).regroup, "no signal asks the members to join"
         to_enter, number = self.at("starting", "training", "outside"), self.rendezvous.generation.number
         for name in random.Random(self.num_started).sample(to_enter, k=len(to_enter)):
             self.enter(name)
@@ -293,20 +277,18 @@ class Life(RuleBasedStateMachine):
         self.form()
         few = len(self.workers) < self.rendezvous.min_workers
         assert few or self.rendezvous.generation.number > number
-        assert few or not self.at("door")
+        assert few or not self.at("barrier")
 
     @invariant()
     def everybody_is_in_one_place(self) -> None:
-        assert set(self.rendezvous.waiting) == set(self.at("door"))
-        assert self.rendezvous.starting <= {*self.at("starting"), *self.dead_untold}
-        assert (
-            self.rendezvous.leaving
-            <= {name for name, worker in self.workers.items() if worker.must_leave} | self.dead_untold
-        )
+        assert set(self.rendezvous.waiting) == set(self.at("barrier"))
+        assert self.rendezvous.starting <= {*self.at("starting"), *self.unnoticed}
+        must_leave = {name for name, worker in self.workers.items() if worker.must_leave}
+        assert self.rendezvous.draining <= must_leave | self.unnoticed
 
     @invariant()
     def one_generation_trains_at_a_time(self) -> None:
-        """But for one all of whose members were taken for dead: they are called to the door as soon as they ask."""
+        """But for one all of whose members were declared dead: their next signal is to regroup."""
         alive = [generation for generation in self.running() if not all(self.workers[n].is_stale for n in names(generation))]
         assert len(alive) <= 1
 
@@ -316,4 +298,4 @@ def names(generation: Generation) -> list[str]:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -1,388 +1,280 @@
-"""Who trains together next, by examples; `test_life.py` has any sequence of them."""
+"""Who trains together next, by examples; `test_life.py` checks any sequence of events."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 
-from raytrain.rendezvous.flapping import FIRST_WAIT_S
-from raytrain.rendezvous.state import LONGEST_PATIENCE, NO_STATE, Entrant, Generation, Rendezvous, Signals
+from raytrain.rendezvous.state import (
+    FIRST_BACKOFF_S,
+    MAX_TIMEOUT_FACTOR,
+    NO_STATE,
+    SHORT_LIFE_S,
+    Generation,
+    JoinRequest,
+    NodeBackoff,
+    Rendezvous,
+    Signals,
+)
 
 
-def at(worker: str, step: int = NO_STATE, node: str = "", is_saved: bool = False, after: int = 0) -> Entrant:
-    return Entrant(worker, step, ("127.0.0.1", 1), node_id=node, is_saved=is_saved, after=after)
+def at(worker: str, step: int = NO_STATE, node: str = "", is_saved: bool = False, last_generation: int = 0) -> JoinRequest:
+    return JoinRequest(worker, step, ("127.0.0.1", 1), node_id=node, is_saved=is_saved, last_generation=last_generation)
 
 
-def formed(rendezvous: Rendezvous, *entrants: Entrant, now: float = 0.0) -> Generation:
-    for entrant in entrants:
-        rendezvous.enter(entrant, now)
-    return must_form(rendezvous, now)
-
-
-def must_form(rendezvous: Rendezvous, now: float) -> Generation:
+def formed(rendezvous: Rendezvous, *requests: JoinRequest, now: float = 0.0) -> Generation:
+    for request in requests:
+        rendezvous.join(request, now)
     generation = rendezvous.form(now)
     assert generation is not None
     return generation
 
 
-def names(generation: Generation) -> list[str]:
-    return [member.worker for member in generation.members]
+def names(generation: Generation | None) -> list[str]:
+    return [member.worker for member in generation.members] if generation else []
 
 
-def test_the_first_generation_waits_for_enough_workers_and_is_a_start() -> None:
-    rendezvous = Rendezvous(2)
-    rendezvous.enter(at("w0"), 0.0)
-    assert rendezvous.form(0.0) is None
-    generation = formed(rendezvous, at("w1"))
-    assert (generation.number, generation.cause, names(generation)) == (1, "start", ["w0", "w1"])
+def training(*workers: str, min_workers: int = 1) -> Rendezvous:
+    rendezvous = Rendezvous(min_workers)
+    formed(rendezvous, *map(at, workers))
+    return rendezvous
+
+
+@pytest.fixture
+def pair() -> Rendezvous:
+    return training("w0", "w1")
 
 
 def test_the_first_generation_waits_a_while_for_those_that_are_starting() -> None:
     rendezvous = Rendezvous(1, settle_s=1.0)
-    rendezvous.start("w0")
-    rendezvous.start("w1")
-    rendezvous.enter(at("w0"), 5.0)
+    rendezvous.expect("w0")
+    rendezvous.expect("w1")
+    rendezvous.join(at("w0"), 5.0)
     assert rendezvous.form(5.9) is None
-    assert names(formed(rendezvous, at("w1"), now=5.9)) == ["w0", "w1"]
-
-
-def test_a_starting_worker_that_never_comes_does_not_stop_the_others() -> None:
-    rendezvous = Rendezvous(1, settle_s=1.0)
-    rendezvous.start("w1")
-    rendezvous.enter(at("w0"), 5.0)
-    assert rendezvous.form(5.5) is None
+    assert replace(rendezvous, closed=True).form(6.0) is None, "the run is over"
     generation = rendezvous.form(6.0)
     assert generation is not None
-    assert names(generation) == ["w0"]
+    assert (generation.number, generation.cause, names(generation)) == (1, "start", ["w0"]), "w1 may never join"
 
 
 def test_the_worker_furthest_ahead_leads_and_the_others_keep_their_order() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"), at("w2"), at("w10"))
-    rendezvous.lose("w1", 0.0)
+    rendezvous = training("w0", "w1", "w2", "w10")
+    rendezvous.report_lost("w1", 0.0)
     generation = formed(rendezvous, at("w10", 6), at("w2", 6), at("w0", 6), at("w11"))
     assert names(generation) == ["w0", "w2", "w10", "w11"]
     generation = formed(rendezvous, at("w0", 6), at("w2", 6), at("w10", 7), at("w11", 6))
     assert names(generation) == ["w10", "w0", "w2", "w11"]
-    assert generation.rank_of("w2") == 2
+    assert (generation.rank_of("w2"), generation.has("w2"), generation.has("w1")) == (2, True, False)
 
 
-def test_a_newcomer_waits_for_all_members() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.enter(at("w2"), 1.0)
-    assert rendezvous.form(1.0) is None
-    rendezvous.enter(at("w1", 3), 1.0)
-    assert rendezvous.missing == {"w0"}
-    assert rendezvous.form(100.0) is None
-    generation = formed(rendezvous, at("w0", 3), now=100.0)
-    assert (names(generation), generation.cause) == (["w0", "w1", "w2"], "join")
+def test_too_few_workers_wait_for_another_and_the_time_is_measured() -> None:
+    rendezvous = training("w0", "w1", min_workers=2)
+    rendezvous.report_lost("w1", 0.0)
+    rendezvous.join(at("w0", 4), 10.0)
+    assert [rendezvous.form(now) for now in (11.0, 20.0)] == [None, None]
+    assert formed(rendezvous, at("w2"), now=31.0).waited_s == 20.0
+    assert formed(rendezvous, at("w0", 5), at("w2", 5), now=40.0).waited_s == 0.0
 
 
-def test_a_death_makes_the_cause_a_loss_also_if_somebody_joins() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1", 0.0)
-    assert formed(rendezvous, at("w0", 1), at("w2")).cause == "loss"
-    assert formed(rendezvous, at("w0", 2), at("w2", 2), at("w3")).cause == "join"
+def test_members_regroup_when_newcomers_wait_and_nobody_else_is_starting(pair: Rendezvous) -> None:
+    pair.join(at("w0", 1), 0.0)
+    assert not pair.should_admit(100.0), "a member that waits is no newcomer"
+    pair.expect("w2")
+    pair.expect("w3")
+    pair.join(at("w2"), 110.0)
+    assert not pair.should_admit(110.5)
+    assert pair.should_admit(111.0)
+    pair.report_lost("w3", 0.0)
+    assert pair.should_admit(110.5)
 
 
-def test_the_same_members_again_are_a_loss_since_their_group_broke() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    assert formed(rendezvous, at("w0"), at("w1")).cause == "loss"
+def test_r6_members_that_others_wait_for_are_probed_and_overdue_after_a_while(pair: Rendezvous) -> None:
+    assert pair.to_probe == []
+    pair.join(at("w2"), 0.0)
+    assert pair.to_probe == ["w0", "w1", "w2"], "while somebody waits"
+    assert pair.overdue(1000.0, 10.0) == set(), "a newcomer may have to wait for a long step"
+    pair.join(at("w0", 1), 1000.0)
+    assert [pair.overdue(now, 10.0) for now in (1009.0, 1010.0)] == [set(), {"w1"}]
+    pair.join(at("w1", 1), 1010.0)
+    assert pair.overdue(2000.0, 10.0) == set()
 
 
-def test_survivors_that_are_too_few_wait_for_another_worker() -> None:
-    rendezvous = Rendezvous(2)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1", 0.0)
-    rendezvous.enter(at("w0", 4), 0.0)
-    assert rendezvous.form(1000.0) is None
-    assert names(formed(rendezvous, at("w2"))) == ["w0", "w2"]
-
-
-def test_members_are_called_when_newcomers_wait_and_nobody_else_is_about_to_come() -> None:
-    rendezvous = Rendezvous(1, settle_s=1.0)
-    formed(rendezvous, at("w0"))
-    assert not rendezvous.should_let_in(0.0)
-    rendezvous.start("w1")
-    rendezvous.start("w2")
-    rendezvous.enter(at("w1"), 10.0)
-    assert not rendezvous.should_let_in(10.5)
-    assert rendezvous.should_let_in(11.0)
-    rendezvous.lose("w2", 0.0)
-    assert rendezvous.should_let_in(10.5)
-
-
-def test_a_member_at_the_door_is_no_newcomer() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.enter(at("w0", 1), 0.0)
-    assert not rendezvous.should_let_in(100.0)
-
-
-def test_everybody_is_asked_after_once_somebody_waits() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    assert rendezvous.to_ask == []
-    rendezvous.enter(at("w2"), 0.0)
-    assert rendezvous.to_ask == ["w0", "w1", "w2"]
-
-
-def test_r6_members_that_others_wait_for_are_late_after_a_while() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.enter(at("w2"), 0.0)
-    assert rendezvous.late(1000.0, 10.0) == set(), "a newcomer may have to wait for a long step"
-    rendezvous.enter(at("w0", 1), 1000.0)
-    assert rendezvous.late(1009.0, 10.0) == set()
-    assert rendezvous.late(1010.0, 10.0) == {"w1"}
-    rendezvous.enter(at("w1", 1), 1010.0)
-    assert rendezvous.late(2000.0, 10.0) == set()
-
-
-def test_nothing_forms_when_the_run_is_over() -> None:
-    rendezvous = Rendezvous(1)
-    rendezvous.closed = True
-    rendezvous.enter(at("w0"), 0.0)
-    assert rendezvous.form(10.0) is None
-
-
-def test_an_arrival_is_told_from_an_equal_one_of_the_same_worker() -> None:
-    rendezvous = Rendezvous(1)
-    first, second = at("w0", 3), at("w0", 3)
+def test_equal_requests_of_one_worker_are_distinguished() -> None:
+    rendezvous, first, second = Rendezvous(1), at("w0", 3), at("w0", 3)
     formed(rendezvous, first)
-    rendezvous.enter(second, 0.0)
-    rendezvous.lose("w0", 0.0)
-    assert rendezvous.has_admitted(first)
-    assert not rendezvous.has_admitted(second)
-    assert not rendezvous.is_waiting(second)
+    rendezvous.join(second, 0.0)
+    assert (rendezvous.is_waiting(first), rendezvous.is_waiting(second)) == (False, True)
+    assert (rendezvous.has_admitted(first), rendezvous.has_admitted(second)) == (True, False)
 
 
 # Drains
 
 
-def test_p2_members_that_are_to_leave_are_called_to_the_door_and_go_when_the_others_have_their_state() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    assert rendezvous.signals(0.0) == Signals()
-    assert rendezvous.leave("w0")
-    assert rendezvous.signals(0.0) == Signals(gather=True, leave=True)
-    rendezvous.enter(at("w0", 5), 0.0)
-    assert rendezvous.dismiss() == set(), "w1 may have to do this step again, with it"
-    rendezvous.enter(at("w1", 5), 0.0)
-    assert rendezvous.dismiss() == {"w0"}
-    generation = rendezvous.form(0.0)
-    assert generation is not None
-    assert (names(generation), generation.cause) == (["w1"], "drain")
-    assert rendezvous.signals(0.0) == Signals()
+@pytest.mark.parametrize(
+    ("draining", "newcomer", "stop", "signals"),
+    [
+        ([], False, False, Signals()),
+        (["w0"], False, False, Signals(regroup=True, drain=True)),
+        (["w0", "w1"], False, False, Signals(regroup=True, save=True, drain=True)),
+        ([], False, True, Signals(stop=True)),
+        ([], True, True, Signals(regroup=True, stop=True)),
+    ],
+)
+def test_p2_drains_are_signalled_with_all_other_signals(
+    pair: Rendezvous, draining: list[str], newcomer: bool, stop: bool, signals: Signals
+) -> None:
+    assert all(pair.drain(worker) for worker in draining)
+    pair.stop_requested = stop
+    if newcomer:
+        pair.join(at("w2"), 0.0)
+    assert pair.signals(0.0) == signals
 
 
-def test_p2_a_member_that_is_to_leave_hands_its_state_on_first() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.leave("w0")
-    rendezvous.enter(at("w1", 4), 0.0)  # its group broke before it had finished step 4
-    rendezvous.enter(at("w0", 5), 0.0)
-    assert rendezvous.dismiss() == set()
-    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
-    rendezvous.enter(at("w1", 5), 0.0)
-    rendezvous.enter(at("w0", 5), 0.0)
-    assert rendezvous.dismiss() == {"w0"}
+SAVED = at("w0", 5, is_saved=True)
 
 
-def test_p2_where_all_are_to_leave_they_save_first() -> None:
-    rendezvous = Rendezvous(2)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.leave("w0")
-    rendezvous.leave("w1")
-    assert rendezvous.signals(0.0) == Signals(gather=True, save=True, leave=True)
-    rendezvous.enter(at("w0", 5), 0.0)
-    rendezvous.enter(at("w1", 5), 0.0)
-    assert rendezvous.dismiss() == set(), "nobody else has their state"
-    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
-    rendezvous.enter(at("w0", 6, is_saved=True), 0.0)
-    rendezvous.enter(at("w1", 6, is_saved=True), 0.0)
-    assert rendezvous.dismiss() == {"w0", "w1"}
-    assert rendezvous.form(0.0) is None
-    assert formed(rendezvous, at("w2"), at("w3")).cause == "drain"
+@pytest.mark.parametrize(
+    ("draining", "requests", "released", "form"),
+    [
+        (["w0"], [at("w0", 5)], set(), []),  # w1 may have to do this step again, with it
+        (["w0"], [at("w0", 5), at("w1", 5)], {"w0"}, ["w1"]),
+        (["w0"], [at("w0", 5), at("w1", 4)], set(), ["w0", "w1"]),  # w1 gets its newer state
+        (["w0"], [SAVED, at("w1", 3)], set(), ["w0", "w1"]),  # else w1 would lead with its older state
+        (["w0", "w1"], [at("w0", 5), at("w1", 5)], set(), ["w0", "w1"]),  # nobody else has their state
+        (["w0", "w1"], [SAVED, at("w1", 5, is_saved=True)], {"w0", "w1"}, []),
+        (["w0", "w1"], [SAVED, at("w1", 5), at("w2")], {"w0", "w1"}, ["w2"]),  # w2 restores it
+    ],
+)
+def test_p2_draining_members_leave_once_no_state_is_lost_with_them(
+    pair: Rendezvous, draining: list[str], requests: list[JoinRequest], released: set[str], form: list[str]
+) -> None:
+    for worker in draining:
+        pair.drain(worker)
+    for request in requests:
+        pair.join(request, 0.0)
+    assert pair.release_drained() == released
+    generation = pair.form(0.0)
+    assert names(generation) == form
+    assert not released or pair.signals(0.0) == Signals()
+    assert not generation or generation.cause == ("drain" if released else "loss")
 
 
-def test_p2_one_with_an_older_state_takes_the_newer_one_over_though_that_is_saved() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1", 0.0)  # by mistake: it comes back
-    rendezvous.leave("w0")
-    rendezvous.enter(at("w1", 3), 0.0)
-    rendezvous.enter(at("w0", 5, is_saved=True), 0.0)
-    assert rendezvous.dismiss() == set()
-    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
-
-
-def test_p2_too_few_form_a_generation_nevertheless_if_one_of_them_has_to_hand_its_state_on() -> None:
-    rendezvous = Rendezvous(3)
-    formed(rendezvous, at("w0"), at("w1"), at("w2"))
-    rendezvous.lose("w1", 0.0)
-    rendezvous.lose("w2", 0.0)
-    rendezvous.enter(at("w0", 5), 0.0)
-    rendezvous.enter(at("w3"), 0.0)
+def test_p2_too_few_workers_form_a_generation_to_pass_on_a_draining_state() -> None:
+    rendezvous = training("w0", "w1", "w2", min_workers=3)
+    rendezvous.report_lost("w1", 0.0)
+    rendezvous.report_lost("w2", 0.0)
+    rendezvous.join(at("w0", 5), 0.0)
+    rendezvous.join(at("w3"), 0.0)
     assert rendezvous.form(1000.0) is None
-    rendezvous.leave("w0")
-    assert rendezvous.dismiss() == set()
-    assert names(must_form(rendezvous, 1000.0)) == ["w0", "w3"]
-    rendezvous.enter(at("w0", 6), 0.0)
-    rendezvous.enter(at("w3", 6), 0.0)
-    assert rendezvous.dismiss() == {"w0"}
+    rendezvous.drain("w0")
+    assert rendezvous.release_drained() == set()
+    assert names(formed(rendezvous, now=1000.0)) == ["w0", "w3"]
+    rendezvous.join(at("w0", 6), 0.0)
+    rendezvous.join(at("w3", 6), 0.0)
+    assert rendezvous.release_drained() == {"w0"}
     assert rendezvous.form(2000.0) is None
 
 
-@pytest.mark.parametrize("is_at_door", [False, True])
-def test_a_worker_without_state_may_go_at_once(is_at_door: bool) -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"))
-    rendezvous.start("w1")
-    if is_at_door:
-        rendezvous.enter(at("w1"), 0.0)
-    assert not rendezvous.leave("w1")
-    assert (rendezvous.signals(1000.0), rendezvous.starting, rendezvous.waiting) == (Signals(), set(), {})
+@pytest.mark.parametrize(("step", "is_kept"), [(None, False), (NO_STATE, False), (5, True)])
+def test_p2_a_worker_that_is_no_member_is_waited_for_if_it_has_state(
+    pair: Rendezvous, step: int | None, is_kept: bool
+) -> None:
+    pair.expect("w2")
+    if step is not None:
+        pair.join(at("w2", step), 0.0)
+    assert pair.drain("w2") is is_kept
+    assert (pair.signals(1000.0).drain, pair.starting, [*pair.waiting]) == (is_kept, set(), ["w2"] if is_kept else [])
 
 
-def test_p2_a_worker_that_came_back_with_its_state_is_waited_for_when_it_is_to_leave() -> None:
-    rendezvous = Rendezvous(2)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w0", 0.0)
-    rendezvous.enter(at("w0", 5), 0.0)
-    assert rendezvous.leave("w0")
-    rendezvous.enter(at("w1", 4), 0.0)
-    assert rendezvous.dismiss() == set()
-    assert names(must_form(rendezvous, 0.0)) == ["w0", "w1"]
+# Nodes whose workers die soon
 
 
-def test_one_that_dies_before_it_could_leave_is_a_loss() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.leave("w1")
-    rendezvous.lose("w1", 0.0)
-    assert rendezvous.signals(0.0) == Signals()
-    assert formed(rendezvous, at("w0", 5)).cause == "loss"
-
-
-def test_a_stop_is_told_with_whatever_else_there_is() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"))
-    rendezvous.stop_asked = True
-    assert rendezvous.signals(0.0) == Signals(stop=True)
-    rendezvous.enter(at("w1"), 0.0)
-    assert rendezvous.signals(0.0) == Signals(gather=True, stop=True)
-
-
-# Nodes that come and go
-
-
-def flapping(rendezvous: Rendezvous) -> None:
+@pytest.fixture
+def failing() -> Rendezvous:
     """Two workers of node "x" have lived for a second each; w0 trains."""
-    formed(rendezvous, at("w0"))
+    rendezvous = training("w0")
     for name, now in (("w1", 0.0), ("w2", 2.0)):
         formed(rendezvous, at("w0", 1), at(name, node="x"), now=now)
-        rendezvous.lose(name, now + 1.0)
+        rendezvous.report_lost(name, now + 1.0)
+    return rendezvous
 
 
-def test_a_newcomer_from_a_flapping_node_waits_and_does_not_call_the_members() -> None:
-    rendezvous = Rendezvous(1)
-    flapping(rendezvous)
-    rendezvous.enter(at("w3", node="x"), 10.0)
-    assert not rendezvous.should_let_in(10.0 + FIRST_WAIT_S - 0.1)
-    assert rendezvous.should_let_in(10.0 + FIRST_WAIT_S)
+def test_a_newcomer_from_a_node_in_back_off_waits(failing: Rendezvous) -> None:
+    failing.join(at("w3", node="x"), 10.0)
+    assert not failing.should_admit(10.0 + FIRST_BACKOFF_S - 0.1)
+    assert failing.should_admit(10.0 + FIRST_BACKOFF_S)
 
 
-def test_a_group_that_breaks_meanwhile_goes_on_without_the_one_who_waits_and_that_is_no_join() -> None:
-    rendezvous = Rendezvous(1)
-    flapping(rendezvous)
-    formed(rendezvous, at("w0", 2), now=8.0)
-    rendezvous.enter(at("w3", node="x"), 10.0)
-    generation = formed(rendezvous, at("w0", 3), now=10.0)
-    assert (names(generation), generation.cause) == (["w0"], "loss")
+@pytest.mark.parametrize(("min_workers", "step", "form"), [(1, -1, ["w0"]), (2, -1, ["w0", "w3"]), (1, 5, ["w3", "w0"])])
+def test_back_off_is_ignored_if_workers_are_too_few_or_the_newcomers_step_is_newer(
+    failing: Rendezvous, min_workers: int, step: int, form: list[str]
+) -> None:
+    formed(failing, at("w0", 2), now=8.0)
+    failing.min_workers = min_workers
+    generation = formed(failing, at("w3", step, node="x"), at("w0", 3), now=10.0)
+    assert (names(generation), generation.cause) == (form, "join" if "w3" in form else "loss")
 
 
-def test_where_workers_are_needed_those_from_flapping_nodes_are_let_in_at_once() -> None:
-    rendezvous = Rendezvous(1)
-    flapping(rendezvous)
-    rendezvous.min_workers = 2
-    assert names(formed(rendezvous, at("w3", node="x"), at("w0", 3), now=10.0)) == ["w0", "w3"]
+def lives(backoff: NodeBackoff, node: str, *lengths_s: float) -> None:
+    for number, length_s in enumerate(lengths_s):
+        backoff.record_admission(f"{node}-{number}", node, 100.0)
+        backoff.record_loss(f"{node}-{number}", 100.0 + length_s)
 
 
-def test_a_worker_with_a_newer_state_is_let_in_at_once() -> None:
-    rendezvous = Rendezvous(1)
-    flapping(rendezvous)
-    assert names(formed(rendezvous, at("w3", 5, node="x"), at("w0", 3), now=10.0)) == ["w3", "w0"]
+@pytest.mark.parametrize(
+    ("lengths_s", "wait_s"),
+    [([1.0] * n, s) for n, s in ((0, 0), (1, 0), (2, 5), (3, 10), (4, 20), (7, 160), (8, 300), (5000, 300))]
+    + [([1.0, 1.0, 1.0, SHORT_LIFE_S], 0), ([1.0, 1.0, SHORT_LIFE_S, 1.0], 0)],
+)
+def test_back_off_doubles_with_each_short_life_and_ends_with_a_long_one(lengths_s: list[float], wait_s: float) -> None:
+    backoff = NodeBackoff()
+    lives(backoff, "a", *lengths_s)
+    assert (backoff.delay_s("a"), backoff.delay_s("b")) == (wait_s, 0.0)
 
 
-# False alarms
+def test_back_off_counts_from_the_first_generation_of_a_worker_on_a_known_node() -> None:
+    backoff = NodeBackoff()
+    lives(backoff, "a", 1.0, 1.0)
+    for admitted_s in (0.0, 99.0):
+        backoff.record_admission("w", "a", admitted_s)
+    for worker in ("w", "never-admitted-0", "never-admitted-1"):
+        backoff.record_loss(worker, 100.0)
+    lives(backoff, "", 1.0, 1.0, 1.0)
+    assert (backoff.delay_s("a"), backoff.delay_s("")) == (0.0, 0.0)
 
 
-def test_the_patience_doubles_each_time_a_group_of_the_living_breaks_without_progress() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    patience = [formed(rendezvous, at("w0"), at("w1")).patience for _ in range(8)]
-    assert patience == [2, 4, 8, 16, 32, 64, 64, 64]
-    assert patience[-1] == LONGEST_PATIENCE
-    assert formed(rendezvous, at("w0", 3), at("w1", 3)).patience == 64, "it was needed: steps are that long"
-    assert formed(rendezvous, at("w0", 4), at("w1", 4), at("w2")).patience == 1, "another group may be quicker"
+# Generations
 
 
-def test_a_death_is_no_false_alarm() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1", 0.0)
-    assert formed(rendezvous, at("w0", 3), at("w1", 3)).patience == 1
+def test_timeouts_double_each_time_a_group_breaks_although_all_are_alive(pair: Rendezvous) -> None:
+    factors = [formed(pair, at("w0"), at("w1")).timeout_factor for _ in range(8)]
+    assert factors == [2, 4, 8, 16, 32, 64, 64, MAX_TIMEOUT_FACTOR]
+    assert formed(pair, at("w0", 3), at("w1", 3)).timeout_factor == 64, "it was needed: steps are that long"
+    assert formed(pair, at("w0", 4), at("w1", 4), at("w2")).timeout_factor == 1, "another group may be quicker"
+    pair.report_lost("w1", 0.0)
+    again = [at(name, 4) for name in ("w0", "w1", "w2")]
+    assert formed(pair, *again).timeout_factor == 1, "a death is no false alarm"
 
 
-def test_the_time_with_too_few_at_the_door_is_told() -> None:
-    rendezvous = Rendezvous(2)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.lose("w1", 0.0)
-    rendezvous.enter(at("w0", 4), 10.0)
-    for now in (11.0, 20.0):
-        assert rendezvous.form(now) is None
-    assert formed(rendezvous, at("w2"), now=31.0).waited_s == 20.0
-    assert formed(rendezvous, at("w0", 5), at("w2", 5), now=40.0).waited_s == 0.0
+def test_a_generation_has_the_most_steps_that_anybody_reported(pair: Rendezvous) -> None:
+    pair.max_step = 8  # by a heartbeat of w1
+    pair.report_lost("w1", 0.0)
+    assert [formed(pair, at("w0", step)).max_step for step in (6, 9)] == [8, 9]
 
 
-def test_it_is_told_how_far_anybody_has_been() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    rendezvous.reached = 8  # by a heartbeat of w1
-    rendezvous.lose("w1", 0.0)
-    assert formed(rendezvous, at("w0", 6)).reached == 8
-    assert formed(rendezvous, at("w0", 9)).reached == 9
-
-
-# A rendezvous that was started again
-
-
-def test_one_that_was_started_again_goes_on_from_the_generation_that_it_is_told_of() -> None:
-    before = formed(Rendezvous(1), at("w0"), at("w1"))
-    latest = replace(before, number=7)
-    rendezvous = Rendezvous(1)
-    rendezvous.adopt(latest)
-    rendezvous.adopt(before)
+def test_a_restarted_rendezvous_recovers_the_latest_generation_and_counts_on(pair: Rendezvous) -> None:
+    latest, rendezvous = replace(pair.generation, number=7), Rendezvous(1)
+    rendezvous.recover(latest)
+    rendezvous.recover(pair.generation)
     assert rendezvous.generation is latest
-    assert not rendezvous.is_broken
-    rendezvous.enter(at("w2"), 0.0)
-    assert rendezvous.form(1000.0) is None, "w0 and w1 train"
-    generation = formed(rendezvous, at("w0", 3, after=7), at("w1", 3, after=7))
-    assert (generation.number, names(generation), generation.cause) == (8, ["w0", "w1", "w2"], "join")
+    assert formed(Rendezvous(1), at("w0", 3, last_generation=6), at("w1")).number == 7
 
 
-def test_numbers_go_on_from_those_that_entrants_know() -> None:
-    assert formed(Rendezvous(1), at("w0", 3, after=6), at("w1")).number == 7
-
-
-def test_a_generation_is_broken_once_a_member_is_lost() -> None:
-    rendezvous = Rendezvous(1)
-    formed(rendezvous, at("w0"), at("w1"))
-    assert not rendezvous.is_broken
-    rendezvous.lose("w1", 0.0)
-    assert rendezvous.is_broken
+def test_a_generation_survives_pickling() -> None:
+    members = (at("w0", 3, node="a"), at("w1", 2, is_saved=True, last_generation=4))
+    generation = Generation(4, members, "drain", waited_s=1.5, timeout_factor=8, max_step=9)
+    back = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(generation))))
+    assert back == generation
+    assert vars(back).keys() <= vars(generation).keys()

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from raytrain.rendezvous.state import Entrant, Generation
-from raytrain.worker.group import Group, form, serve_store
+from raytrain.rendezvous.state import Generation, JoinRequest
+from raytrain.worker.group import Group, process_group, serve_store
 
 
 @pytest.fixture
 def group() -> Iterator[Group]:
     store = serve_store("127.0.0.1")
-    generation = Generation(1, (Entrant("w0", 0, ("127.0.0.1", store.port)),), "start")
-    with form(generation, "w0", store, torch.device("cpu"), 10.0) as formed:
+    generation = Generation(1, (JoinRequest("w0", 0, ("127.0.0.1", store.port)),), "start")
+    with process_group(generation, "w0", store, torch.device("cpu"), 10.0) as formed:
         yield formed

@@ -12,22 +12,22 @@ from pathlib import Path
 SCRIPT = """
 import gc, sys, weakref
 import torch.distributed as dist
-from raytrain.rendezvous.generation import Entrant, Generation
-from raytrain.worker.group import PeerLost, form, serve_store
+from raytrain.rendezvous.state import JoinRequest, Generation
+from raytrain.worker.group import PeerLost, process_group, serve_store
 from tests.unit.worker.tasks import Slope
 from tests.unit.worker.test_step import CPU, Bench
 
 gc.disable()
 store = serve_store("127.0.0.1")
-members = (Entrant("w0", 0, ("127.0.0.1", store.port)),)
+members = (JoinRequest("w0", 0, ("127.0.0.1", store.port)),)
 try:
-    with form(Generation(1, members, "start"), "w0", store, CPU, 10.0) as group:
+    with process_group(Generation(1, members, "start"), "w0", store, CPU, 10.0) as group:
         kept = weakref.ref(dist.group.WORLD)
         bench = Bench(Slope(), group, exactness=sys.argv[1])
         bench.run()
         bench.run()
-        bench.stepper.close()
-        bench.stepper = None
+        bench.train_step.close()
+        bench.train_step = None
         raise PeerLost("a peer is gone")
 except PeerLost:
     pass

@@ -1,4 +1,4 @@
-"""Forming the group of a generation, and how the loss of a peer looks."""
+"""Forming the process group of a generation, and how the loss of a peer shows."""
 
 from __future__ import annotations
 
@@ -12,27 +12,36 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from raytrain.errors import InternalError
-from raytrain.rendezvous.state import Entrant, Generation
+from raytrain.rendezvous.state import Generation, JoinRequest
 from raytrain.worker import group as module
-from raytrain.worker.group import Group, PeerLost, form, peer_loss, serve_store
+from raytrain.worker.group import Group, PeerLost, peer_loss, process_group, serve_store
+from raytrain.worker.network import network_variables
 
 CPU = torch.device("cpu")
 
 
 def test_a_value_is_shared_and_gathered(group: Group) -> None:
-    assert group.leads
-    assert group.share({"a": 1}) == {"a": 1}
-    assert group.gather("mine") == ["mine"]
-    assert group.sum(torch.tensor([2.0])).item() == 2.0
+    assert group.is_leader
+    assert group.broadcast_object({"a": 1}) == {"a": 1}
+    assert group.all_gather_object("mine") == ["mine"]
+    assert group.all_reduce(torch.tensor([2.0])).item() == 2.0
 
 
-def test_nothing_is_left_of_a_group_after_its_block() -> None:
+def alone(store: TCPStore, number: int = 1, patience: int = 1) -> Generation:
+    return Generation(number, (JoinRequest("w0", 0, ("127.0.0.1", store.port)),), "loss", timeout_factor=patience)
+
+
+def test_r6_a_store_serves_groups_one_after_the_other_with_limits_for_their_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[timedelta] = []
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda limit, group: limits.append(limit))
     store = serve_store("127.0.0.1")
-    generation = Generation(1, (Entrant("w0", 0, ("127.0.0.1", store.port)),), "start")
-    for number in (1, 2):  # the store serves one generation after the other
-        with form(Generation(number, generation.members, "loss"), "w0", store, CPU, 10.0):
+    for number, patience in ((1, 1), (2, 8)):
+        with process_group(alone(store, number, patience), "w0", store, CPU, 20.0):
             assert dist.is_initialized()
-        assert not dist.is_initialized()
+        assert not dist.is_initialized(), "nothing is left of it"
+    assert limits == [timedelta(seconds=20), timedelta(seconds=160)]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -46,7 +55,7 @@ def test_the_store_listens_on_the_address_of_its_host_alone(host: str) -> None:
 def test_a_group_listens_on_no_more_than_one_address() -> None:
     store = serve_store("127.0.0.1")
     before = listening()
-    with form(Generation(1, (Entrant("w0", 0, ("127.0.0.1", store.port)),), "start"), "w0", store, CPU, 10.0):
+    with process_group(alone(store), "w0", store, CPU, 10.0):
         opened = listening() - before
     assert opened, "gloo waits for its peers"
     assert not {address for address, _ in opened} & {"0.0.0.0", "::"}
@@ -57,33 +66,16 @@ def listening() -> set[tuple[str, int]]:
     return {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
 
 
-def test_r6_a_peer_that_never_comes_is_given_up_soon_however_long_a_step_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_r6_a_leader_or_a_peer_that_is_gone_is_given_up_soon(is_leader: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FORMING_TIMEOUT_S", 0.5)
     store = serve_store("127.0.0.1")
-    members = (Entrant("w0", 0, ("127.0.0.1", store.port)), Entrant("w1", 0, ("127.0.0.1", 1)))
+    members = (JoinRequest("w0", 0, ("127.0.0.1", store.port)), JoinRequest("w1", 0, ("127.0.0.1", 1)))
+    generation = Generation(1, members if is_leader else members[::-1], "start")
     started = time.monotonic()
-    with pytest.raises(PeerLost), form(Generation(1, members, "start"), "w0", store, CPU, 60.0):
+    with pytest.raises(PeerLost), process_group(generation, "w0", store, CPU, 60.0):
         pytest.fail("there is no group of two")
-    assert time.monotonic() - started < 30
-
-
-def test_r6_a_leader_that_is_gone_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FORMING_TIMEOUT_S", 0.5)
-    store = serve_store("127.0.0.1")
-    members = (Entrant("w1", 0, ("127.0.0.1", 1)), Entrant("w0", 0, ("127.0.0.1", store.port)))
-    with pytest.raises(PeerLost), form(Generation(1, members, "start"), "w0", store, CPU, 60.0):
-        pytest.fail("there is no leader")
-
-
-def test_r6_the_limit_of_a_collective_grows_with_the_patience_of_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[timedelta] = []
-    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda limit, group: limits.append(limit))
-    store = serve_store("127.0.0.1")
-    members = (Entrant("w0", 0, ("127.0.0.1", store.port)),)
-    for number, patience in ((1, 1), (2, 8)):
-        with form(Generation(number, members, "loss", patience=patience), "w0", store, CPU, 20.0):
-            pass
-    assert limits == [timedelta(seconds=20), timedelta(seconds=160)]
+    assert time.monotonic() - started < 30, "however long a step may take"
 
 
 @pytest.mark.parametrize(("device", "num_aborts"), [("cuda", 1), ("cpu", 0)])
@@ -102,22 +94,18 @@ def test_there_is_nothing_to_break_when_the_group_is_gone(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "text",
+    "error",
     [
-        "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22942",
-        "Timed out waiting 3000ms for recv operation to complete",
-        "Gloo connectFullMesh failed with ...",
-        "NCCL error: remote process exited",
+        RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22942"),
+        RuntimeError("Timed out waiting 3000ms for recv operation to complete"),
+        RuntimeError("Gloo connectFullMesh failed with ..."),
+        RuntimeError("NCCL error: remote process exited"),
+        dist.DistNetworkError("failed"),
     ],
 )
-def test_errors_of_the_transport_are_the_loss_of_a_peer(text: str) -> None:
+def test_errors_of_the_transport_and_the_store_are_the_loss_of_a_peer(error: Exception) -> None:
     with pytest.raises(PeerLost), peer_loss():
-        raise RuntimeError(text)
-
-
-def test_errors_of_the_store_are_the_loss_of_a_peer() -> None:
-    with pytest.raises(PeerLost), peer_loss():
-        raise dist.DistNetworkError("failed")
+        raise error
 
 
 @pytest.mark.parametrize(
@@ -127,3 +115,13 @@ def test_other_errors_pass(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, peer_loss():
         raise error
     assert caught.value is error
+
+
+def test_the_interface_is_the_one_that_has_the_address() -> None:
+    interfaces = {name: {one.address for one in found} for name, found in psutil.net_if_addrs().items()}
+    for address in set[str]().union(*interfaces.values()):
+        found = network_variables(address)
+        assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"]
+        assert address in interfaces[found["GLOO_SOCKET_IFNAME"]]
+    assert network_variables("127.0.0.1")["GLOO_SOCKET_IFNAME"] == "lo"
+    assert network_variables("203.0.113.7") == {}, "no interface has it: gloo and NCCL choose"

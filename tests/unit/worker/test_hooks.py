@@ -19,51 +19,36 @@ ROWS = 4
 
 
 @pytest.mark.parametrize(
-    ("answer", "total", "weight"),
+    ("answers", "total", "weight"),
     [
-        (torch.tensor([1.0, 2.0, 3.0, 4.0]), 10.0, 4),
-        (torch.tensor([True, False, True, True]), 3.0, 4),
-        (torch.tensor(2.5), 10.0, 4),
-        (torch.tensor(2), 8.0, 4),
-        (torch.tensor(True), 4.0, 4),
-        (2.5, 10.0, 4),
-        (3, 12.0, 4),
-        (True, 4.0, 4),
-        (np.float32(2.5), 10.0, 4),
-        (np.int64(3), 12.0, 4),
-        (np.bool_(True), 4.0, 4),
-        (Loss(torch.tensor(7.0), 3.0), 7.0, 3),
-        (Loss(torch.tensor(7.0), torch.tensor(3)), 7.0, 3),
-        (Loss(np.float64(7.0), np.int64(3)), 7.0, 3),  # type: ignore[arg-type]
-        (Loss(7, 3), 7.0, 3),  # type: ignore[arg-type]
+        ([torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(2.5), 2.5, np.float32(2.5)], 10.0, 4),
+        ([torch.tensor([True, False, True, True])], 3.0, 4),
+        ([torch.tensor([3, 3, 3, 3]), torch.tensor(3), 3, np.int64(3)], 12.0, 4),
+        ([torch.tensor(True), True, np.bool_(True)], 4.0, 4),
+        ([Loss(torch.tensor(7.0), 3.0), Loss(torch.tensor(7.0), torch.tensor(3)), Loss(7, 3)], 7.0, 3),  # type: ignore[arg-type]
+        ([Loss(np.float64(7.0), np.int64(3))], 7.0, 3),  # type: ignore[arg-type]
     ],
 )
-def test_r17_numbers_of_torch_numpy_and_python_are_sums_and_weights(answer: Any, total: float, weight: float) -> None:
-    got = as_sum(answer, ROWS, "loss")
-    assert (float(got[0]), float(got[1])) == (total, weight)
+def test_r17_numbers_of_torch_numpy_and_python_are_sums_and_weights(answers: Any, total: float, weight: float) -> None:
+    for answer in answers:
+        got = as_sum(answer, ROWS, "loss")
+        assert (float(got[0]), float(got[1])) == (total, weight), answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "got"),
-    [
-        (None, "NoneType"),
-        ("0.5", "str"),
-        ([0.5], "list"),
-        ((torch.tensor(1.0), 2.0), "tuple"),
-        ({"loss": 1.0}, "dict"),
-        (torch.ones(ROWS, 1), r"shape \(4, 1\)"),
-        (torch.ones(3), r"shape \(3,\)"),
-        (np.ones(ROWS), "ndarray"),
-        (Loss(torch.ones(ROWS), 4.0), r"Loss\(shape \(4,\), float\)"),
-        (Loss(torch.tensor(1.0), torch.ones(ROWS)), r"Loss\(shape \(\), shape \(4,\)\)"),
-        (Loss(torch.tensor(1.0), "4"), r"Loss\(shape \(\), str\)"),  # type: ignore[arg-type]
-        (Loss(None, 4.0), r"Loss\(NoneType, float\)"),  # type: ignore[arg-type]
-    ],
-)
-def test_r17_anything_else_is_refused_and_named(answer: Any, got: str) -> None:
-    with pytest.raises(TaskError, match=f"^accuracy returned {got}") as caught:
-        as_sum(answer, ROWS, "accuracy")
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+ONE: Any = torch.tensor(1.0)
+
+
+def test_r17_anything_else_is_refused_and_named() -> None:
+    answers: dict[str, Any] = {"NoneType": None, "str": "0.5", "list": [0.5], "tuple": (ONE, 2.0), "dict": {"loss": 1.0}}
+    answers |= {r"shape \(4, 1\)": torch.ones(ROWS, 1), r"shape \(3,\)": torch.ones(3), "ndarray": np.ones(ROWS)}
+    answers[r"Loss\(shape \(4,\), float\)"] = Loss(torch.ones(ROWS), 4.0)
+    answers[r"Loss\(shape \(\), shape \(4,\)\)"] = Loss(ONE, torch.ones(ROWS))
+    answers[r"Loss\(shape \(\), str\)"] = Loss(ONE, "4")  # type: ignore[arg-type]
+    answers[r"Loss\(NoneType, float\)"] = Loss(None, 4.0)  # type: ignore[arg-type]
+    for got, answer in answers.items():
+        with pytest.raises(TaskError, match=f"^accuracy returned {got}") as caught:
+            as_sum(answer, ROWS, "accuracy")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_the_gradient_flows_through_each_form_of_a_loss_and_not_through_its_weight() -> None:

@@ -16,34 +16,32 @@ from torch import nn
 
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.data.batch import Batch, MicroBatch
+from raytrain.data.loader import Batch, MicroBatch
 from raytrain.errors import TaskError
-from raytrain.rendezvous.generation import Signals
-from raytrain.rendezvous.vitals import WAITING
+from raytrain.rendezvous.health import WAITING
+from raytrain.rendezvous.state import Signals
 from raytrain.worker.group import Group, PeerLost, peer_loss
-from raytrain.worker.state import build_state, digest
-from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, Stepper, StepResult
+from raytrain.worker.state import build_state, checksum
+from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, StepResult, TrainStep
 from tests.laws.compare import assert_same, by_hand
 from tests.laws.compare import settings as law_settings
 from tests.support.local import Kill, LocalRun, Plot
-from tests.support.tasks import NUM_ROWS, TASKS, Regression, WithBatchNorm, WithDropout
-from tests.unit.worker.marks import Marks
+from tests.support.tasks import NUM_ROWS, TASKS, Regression, WithBatchNorm
+from tests.unit.worker.stubs import CPU, FakeHeartbeat, spec_of
 from tests.unit.worker.tasks import BrokenBackward, ByMethod, Cliff, Slope, WithSpareLayer
 
-CPU = torch.device("cpu")
 QUIET = Signals()
 
 
 class Bench:
-    """A stepper in a group of one; `shares` deals rows of the training data to logical workers in micro-batches."""
+    """A `TrainStep` in a group of one; `batches` cuts rows of the training data into micro-batches of logical workers."""
 
     def __init__(self, task: Any, group: Group, **settings: Any) -> None:
-        self.task = task
-        self.config = RunConfig(**{"logical_workers": 2, "global_batch": 8, "seed": 5} | settings)
-        self.state = build_state(task, self.config, 20, CPU)
+        self.task, spec = task, spec_of(task, **{"steps": 20} | settings)
+        self.state = build_state(spec, CPU)
         self.state.step = 0
-        self.pulse = Marks()
-        self.stepper = Stepper(task, self.config, self.state, group, self.pulse)
+        self.heartbeat = FakeHeartbeat()
+        self.train_step = TrainStep(spec, self.state, group, self.heartbeat)
         self.columns = task.data()["train"].take(np.arange(10))
 
     def micro(self, start: int, stop: int, **changed: Any) -> MicroBatch:
@@ -51,11 +49,11 @@ class Bench:
         tensors = {name: torch.as_tensor(values) for name, values in columns.items()}
         return MicroBatch(Batch(tensors), np.arange(start, stop))
 
-    def shares(self, *cuts: list[int]) -> dict[int, list[MicroBatch]]:
+    def batches(self, *cuts: list[int]) -> dict[int, list[MicroBatch]]:
         return {logical: [self.micro(start, stop) for start, stop in pairwise(cut)] for logical, cut in enumerate(cuts)}
 
-    def run(self, shares: Any = None, rows: int = 8, signals: Signals = QUIET) -> StepResult:
-        return self.stepper.run(shares or self.shares([0, 4], [4, 8]), rows, signals)
+    def run(self, batches: Any = None, rows: int = 8, pending: Signals = QUIET) -> StepResult:
+        return self.train_step.run(batches or self.batches([0, 4], [4, 8]), rows, pending)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -75,7 +73,7 @@ def bench(group: Group) -> Iterator[Make]:
 
     yield build
     for one in made:
-        one.stepper.close()
+        one.train_step.close()
 
 
 def final_weights(run: LocalRun) -> dict[str, torch.Tensor]:
@@ -108,24 +106,21 @@ def test_r4_a_step_is_that_of_plain_torch_on_all_rows(bench: Make) -> None:
     torch.testing.assert_close(one.weights, dict(model.state_dict()))
 
 
-def test_micro_batches_that_are_smaller_than_a_share_give_the_same_gradient(bench: Make) -> None:
-    whole, cut = bench(Regression()), bench(Regression())
+def test_micro_batches_and_a_logical_worker_without_rows_change_no_gradient(bench: Make) -> None:
+    whole, cut, other = bench(Regression()), bench(Regression()), bench(Regression())
     whole.run()
-    cut.run(cut.shares([0, 1, 4], [4, 6, 7, 8]))
+    cut.run(cut.batches([0, 1, 4], [4, 6, 7, 8]))
     torch.testing.assert_close(cut.weights, whole.weights)
-
-
-def test_a_logical_worker_without_rows_in_a_short_step_takes_no_part(bench: Make) -> None:
-    one, other = bench(Regression()), bench(Regression())
-    one.run({0: [one.micro(0, 3)], 1: []}, rows=3)
+    whole.run({0: [whole.micro(0, 3)], 1: []}, rows=3)
+    other.run()
     other.run({0: [other.micro(0, 3)]}, rows=3)
-    assert digest(one.state) == digest(other.state)
+    assert checksum(whole.state) == checksum(other.state)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0, 0.5])
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_r4_a_norm_of_0_8_is_0_8_whatever_the_ranks_and_is_clipped_once(
+def test_r4_a_norm_of_0_8_is_0_8_for_any_ranks_and_is_clipped_once(
     num_workers: int, lengths: bool, clip_norm: float | None, tmp_path: Path
 ) -> None:
     run = local(Slope(lengths=lengths), tmp_path, num_workers, clip_norm=clip_norm)
@@ -135,7 +130,7 @@ def test_r4_a_norm_of_0_8_is_0_8_whatever_the_ranks_and_is_clipped_once(
     assert steps[0].weight == (55 if lengths else 10)
 
 
-def test_r3_a_rank_without_rows_in_a_short_last_step_does_not_change_the_result(tmp_path: Path) -> None:
+def test_r3_a_rank_without_rows_does_not_change_a_short_last_step(tmp_path: Path) -> None:
     config = law_settings(global_batch=101, epochs=2)  # 203 rows: one row is left for the third step
     assert NUM_ROWS % 101 == 1
     run = LocalRun(TASKS["dropout"], config, tmp_path, Plot(2))
@@ -146,12 +141,12 @@ def test_r3_a_rank_without_rows_in_a_short_last_step_does_not_change_the_result(
 # Edges
 
 
-def test_r14_a_parameter_without_a_gradient_fails_the_run_and_is_named(tmp_path: Path) -> None:
+def test_r14_a_parameter_without_a_gradient_fails_the_run_by_name(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"does not depend on spare\.weight, spare\.bias;.*find-unused-parameters"):
         local(WithSpareLayer(), tmp_path, 2).run()
 
 
-def test_r14_parameters_may_be_unused_if_that_is_said(tmp_path: Path) -> None:
+def test_r14_unused_parameters_work_with_find_unused_parameters(tmp_path: Path) -> None:
     """Also in steps in which a rank has no rows: an optimizer that decays weights must not begin to decay unused ones."""
     ends = []
     for num_workers in (1, 2):
@@ -159,7 +154,7 @@ def test_r14_parameters_may_be_unused_if_that_is_said(tmp_path: Path) -> None:
         run = local(task, path, num_workers, find_unused_parameters=True, global_batch=101, steps=3)
         run.run()
         ends.append(final_weights(run))
-    start = build_state(task, run.config, 3, CPU).model.state_dict()
+    start = build_state(spec_of(task, seed=5, steps=3), CPU).model.state_dict()
     assert torch.equal(ends[1]["spare.weight"], start["spare.weight"])
     assert not torch.equal(ends[1]["used.weight"], start["used.weight"])
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
@@ -175,12 +170,7 @@ def test_r14_a_parameter_that_only_an_earlier_micro_batch_used_is_named_too(benc
         bench(Sometimes()).run()
 
 
-def test_r14_a_loss_that_goes_around_the_model_is_refused_since_ranks_would_part(bench: Make) -> None:
-    with pytest.raises(TaskError, match="loss did not call the model"):
-        bench(ByMethod()).run()
-
-
-def test_r6_passes_that_never_fit_end_the_run_instead_of_going_round_for_ever(bench: Make) -> None:
+def test_r6_gradients_that_differ_in_each_attempt_end_the_run(bench: Make) -> None:
     class Growing(Slope):
         """Gradients that are a thousand times larger in each pass."""
 
@@ -206,11 +196,21 @@ def test_the_models_own_attributes_can_be_used(bench: Make) -> None:
     assert bench(Uses(), find_unused_parameters=True).run().applied
 
 
-def test_r16_an_error_in_the_backward_pass_is_the_users(bench: Make) -> None:
+@pytest.mark.parametrize(
+    ("task", "texts"),
+    [
+        pytest.param(ByMethod(), ["loss did not call the model"], id="r14 a loss that bypasses the model's forward"),
+        pytest.param(
+            BrokenBackward(),
+            ["ValueError: a wrong gradient", "the backward pass at step 0 on rank 0"],
+            id="r16 an error in the backward pass is the user's",
+        ),
+    ],
+)
+def test_r14_r16_a_wrong_loss_is_the_users_error(task: Any, texts: list[str], bench: Make) -> None:
     with pytest.raises(TaskError) as caught:
-        bench(BrokenBackward()).run()
-    assert "ValueError: a wrong gradient" in str(caught.value)
-    assert "the backward pass at step 0 on rank 0" in str(caught.value)
+        bench(task).run()
+    assert all(text in str(caught.value) for text in texts)
 
 
 def test_bf16_is_for_the_forward_pass_and_weights_stay_fp32(bench: Make) -> None:
@@ -232,49 +232,48 @@ class Scheduled(WithBatchNorm):
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
 
 
-def test_r3_a_loss_that_is_not_finite_leaves_everything_as_it_was_but_the_step(bench: Make) -> None:
+def test_r3_a_loss_that_is_not_finite_changes_only_the_step_number(bench: Make) -> None:
     one = bench(Scheduled())
     one.run()
-    before, rate = digest(one.state), one.state.learning_rate
+    before, rate = checksum(one.state), one.state.learning_rate
     bad = one.micro(4, 8, x=np.full((4, 12), np.nan, np.float32))
     result = one.run({0: [one.micro(0, 4)], 1: [bad]})
     assert not result.applied
     assert not np.isfinite(result.loss)
-    assert digest(one.state) == before
+    assert checksum(one.state) == before
     assert (one.state.step, one.state.learning_rate) == (2, rate)
     assert one.run().applied
     assert one.state.learning_rate < rate
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(clip_norm: float | None, bench: Make) -> None:
+def test_r3_a_gradient_that_is_not_finite_changes_only_the_step_number(clip_norm: float | None, bench: Make) -> None:
     one = bench(Cliff(), clip_norm=clip_norm)
-    before = digest(one.state)
+    before = checksum(one.state)
     result = one.run()
     assert (result.loss, result.applied, one.state.step) == (0.0, False, 1)
-    assert digest(one.state) == before
+    assert checksum(one.state) == before
 
 
 def test_a_schedule_moves_with_the_steps(bench: Make) -> None:
     one = bench(Scheduled())
     rates = [one.run().learning_rate for _ in range(3)]
-    cosine = [0.1 * (1 + np.cos(np.pi * step / 20)) / 2 for step in range(3)]
-    assert rates == pytest.approx(cosine)
+    assert rates == pytest.approx([0.1 * (1 + np.cos(np.pi * step / 20)) / 2 for step in range(3)])
 
 
-def test_signals_come_back_from_all_ranks(bench: Make) -> None:
+def test_signals_of_all_ranks_are_agreed_on(bench: Make) -> None:
     one = bench(Slope())
     assert one.run().signals == Signals()
-    for signals in (Signals(gather=True), Signals(gather=True, save=True), Signals(stop=True)):
-        assert one.run(signals=signals).signals == signals
+    for signals in (Signals(regroup=True), Signals(regroup=True, save=True), Signals(stop=True)):
+        assert one.run(pending=signals).signals == signals
 
 
-def test_r6_it_is_marked_where_the_training_thread_is_and_whether_it_waits_for_others(bench: Make) -> None:
+def test_r6_the_activities_of_a_step_say_where_it_waits_for_others(bench: Make) -> None:
     one = bench(Slope())
-    one.run(one.shares([0, 2, 4], [4, 8]))
+    one.run(one.batches([0, 2, 4], [4, 8]))
     calls = [IN_LOSS, WAITING, IN_LOSS]  # DDP agrees on its buckets in a forward pass
-    assert one.pulse.places == [*calls, IN_BACKWARD, *calls, IN_BACKWARD, *calls, WAITING, IN_OPTIMIZER]
-    assert one.pulse.finished == [1]
+    assert one.heartbeat.activities == [*calls, IN_BACKWARD, *calls, IN_BACKWARD, *calls, WAITING, IN_OPTIMIZER]
+    assert one.heartbeat.finished == [1]
 
 
 class Lossy(Group):
@@ -284,46 +283,31 @@ class Lossy(Group):
         super().__init__(group.generation, group.rank, group.device)
         self.left = number
 
-    def start_sum(self, vector: torch.Tensor) -> Any:
+    def all_reduce_async(self, vector: torch.Tensor) -> Any:
         self.left -= 1
         if self.left == 0:
             raise RuntimeError("[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:22942")
-        return super().start_sum(vector)
+        return super().all_reduce_async(vector)
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_p2_a_step_that_loses_a_peer_leaves_the_state_and_can_be_taken_again(number: int, bench: Make, group: Group) -> None:
+def test_p2_a_step_that_loses_a_peer_can_be_repeated(number: int, bench: Make, group: Group) -> None:
     undisturbed = bench(Scheduled())
     undisturbed.run()
     lossy = Bench(Scheduled(), Lossy(group, number))
-    before = digest(lossy.state)
+    before = checksum(lossy.state)
     with pytest.raises(PeerLost), peer_loss():
         lossy.run()
-    assert (lossy.state.step, digest(lossy.state)) == (0, before)
+    assert (lossy.state.step, checksum(lossy.state)) == (0, before)
     lossy.run()
-    assert digest(lossy.state) == digest(undisturbed.state)
-    lossy.stepper.close()
+    assert checksum(lossy.state) == checksum(undisturbed.state)
+    lossy.train_step.close()
 
 
-def test_dropout_depends_on_the_step_and_the_logical_worker_alone(bench: Make) -> None:
-    one, other = bench(WithDropout()), bench(WithDropout())
-    torch.rand(7)
-    one.run()
-    torch.rand(3)
-    other.run()
-    assert digest(one.state) == digest(other.state)
-    other.state.step = 5
-    one.run()
-    other.run()
-    assert digest(one.state) != digest(other.state)
-
-
-@pytest.mark.parametrize(("place", "step"), [("before reading", 1), ("before forward", 1), ("after commit", 1)])
-def test_p1_a_peer_that_dies_before_the_second_step_of_a_group_is_a_loss_and_no_error_of_the_users(
-    place: str, step: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("place", ["before reading", "before forward", "after commit"])
+def test_p1_a_peer_that_dies_before_the_second_step_of_a_group_is_a_loss(place: str, tmp_path: Path) -> None:
     """DDP agrees on its buckets in the forward pass of that step, which is inside of the user's code."""
     config = law_settings(epochs=1)
-    run = LocalRun(TASKS["dropout"], config, tmp_path, Plot(3, kills=[Kill("w0", place, step)], replace=False))
+    run = LocalRun(TASKS["dropout"], config, tmp_path, Plot(3, kills=[Kill("w0", place, 1)], replace=False))
     steps = run.run()
     assert_same(run.run_dir, steps, by_hand("dropout", config))

@@ -1,8 +1,9 @@
-"""Events and steps reach the log in order, none is lost, and a new leader tells what the old one may not have told."""
+"""Events and steps reach the log in order and complete; captured output; the parts of a pause."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,15 +11,32 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raytrain.events.curve import StepRecord
-from raytrain.events.kinds import Event, Printed, StateRestored, StepsDone
+from raytrain.events.kinds import Event, OutputLine, StateRestored, StepsDone
 from raytrain.events.log import EventLog
 from raytrain.rundir import RunDir
 from raytrain.worker import telemetry as module
-from raytrain.worker.telemetry import PATIENCE_S, Send, Telemetry
+from raytrain.worker.telemetry import SEND_TIMEOUT_S, CapturedStream, PauseTimer, Send, Telemetry, captured_output
 
 Make = Callable[..., Telemetry]
+
+
+class Receiver:
+    """Keeps what is delivered, and the timeouts; fails while it is down."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.limits: list[float] = []
+        self.is_down = False
+
+    def __call__(self, events: list[Event], timeout_s: float) -> None:
+        self.limits.append(timeout_s)
+        if self.is_down:
+            raise ConnectionError("the writer is down")
+        self.events.extend(events)
 
 
 @pytest.fixture
@@ -27,8 +45,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(module, "SEND_EVERY_S", 3600.0)
     made: list[Telemetry] = []
 
-    def build(send: Send) -> Telemetry:
+    def build(send: Send, is_leader: bool = True) -> Telemetry:
         made.append(Telemetry(send))
+        made[-1].set_leader(is_leader)
         return made[-1]
 
     yield build
@@ -36,276 +55,337 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         telemetry._closed.set()
 
 
+@pytest.fixture
+def sent() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def telemetry(make: Make, sent: Receiver) -> Telemetry:
+    """Of a leader; it delivers to `sent`."""
+    return make(sent)
+
+
 def record(step: int, finished: float = 0.0) -> StepRecord:
     return StepRecord(step, 0.5, 16.0, 16, 0.1, finished)
 
 
-def said(text: str) -> Printed:
-    return Printed(rank=0, stream="stdout", text=text)
+def record_all(telemetry: Telemetry, *steps: int) -> None:
+    for step in steps:
+        telemetry.record(record(step))
+
+
+def said(text: str) -> OutputLine:
+    return OutputLine(rank=0, stream="stdout", text=text)
 
 
 def shown(events: list[Event]) -> list[object]:
-    """Texts of lines, and numbers of steps."""
+    """Texts of lines, numbers of steps, and kinds of other events."""
     parts: list[object] = []
     for event in events:
         if isinstance(event, StepsDone):
             parts.extend(range(event.first_step, event.first_step + len(event.losses)))
-        elif isinstance(event, Printed):
-            parts.append(event.text)
         else:
-            parts.append(event.kind)
+            parts.append(event.text if isinstance(event, OutputLine) else event.kind)
     return parts
 
 
-def test_events_and_steps_are_told_in_the_order_in_which_they_happened(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.lead(True)
-    telemetry.record(record(0))
-    telemetry.record(record(1))
+def test_events_and_steps_are_sent_once_in_their_order(telemetry: Telemetry, sent: Receiver) -> None:
+    record_all(telemetry, 0, 1)
     telemetry.emit(said("after 1"))
-    telemetry.record(record(2))
+    record_all(telemetry, 2)
     telemetry.flush()
-    assert shown(told) == [0, 1, "after 1", 2]
     telemetry.flush()
-    assert shown(told) == [0, 1, "after 1", 2], "nothing is told twice"
+    assert shown(sent.events) == [0, 1, "after 1", 2]
 
 
-def test_only_the_leader_tells_steps_and_everybody_tells_events(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.lead(False)
-    telemetry.record(record(0))
+def test_only_the_leader_sends_steps_and_a_new_one_sends_all_that_it_has(make: Make, sent: Receiver) -> None:
+    telemetry = make(sent, is_leader=False)
+    record_all(telemetry, 0, 1)
     telemetry.emit(said("hello"))
     telemetry.flush()
-    assert shown(told) == ["hello"]
-
-
-def test_a_new_leader_tells_all_steps_that_it_remembers(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.lead(False)
-    telemetry.record(record(0))
-    telemetry.record(record(1))
-    telemetry.lead(True)
-    telemetry.flush()
-    assert shown(told) == [0, 1]
-    telemetry.lead(False)
-    telemetry.record(record(2))
-    telemetry.lead(True)
-    telemetry.flush()
-    assert shown(told[1:]) == [0, 1, 2]
-
-
-def test_steps_that_were_taken_while_this_worker_was_out_of_the_group_leave_a_gap_in_the_numbers(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    for step in (5, 6, 9, 10):
-        telemetry.record(record(step))
-    telemetry.lead(True)
-    telemetry.flush()
-    assert shown(told) == [5, 6, 9, 10]
-
-
-def test_a_follower_forgets_old_steps_and_a_leader_only_those_it_has_told(make: Make) -> None:
-    for leads in (False, True):
-        told: list[Event] = []
-        telemetry = make(lambda events, limit_s, told=told: told.extend(events))
-        telemetry.lead(leads)
-        telemetry.record(record(0, finished=0.0))
-        telemetry.record(record(1, finished=module.KEEP_S + 1))
-        telemetry.lead(True)
+    assert shown(sent.events) == ["hello"], "all ranks send events"
+    for expected in ([0, 1], [0, 1, 2]):
+        sent.events.clear()
+        telemetry.set_leader(True)
         telemetry.flush()
-        assert shown(told) == ([0, 1] if leads else [1])
+        assert shown(sent.events) == expected
+        telemetry.set_leader(False)
+        record_all(telemetry, 2)
 
 
-def test_what_could_not_be_delivered_is_sent_again_in_order(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Event] = []
-    is_down = True
+def test_steps_without_this_worker_leave_a_gap_in_the_numbers(telemetry: Telemetry, sent: Receiver) -> None:
+    record_all(telemetry, 5, 6, 9, 10)
+    telemetry.flush()
+    assert shown(sent.events) == [5, 6, 9, 10]
 
-    def send(events: list[Event], limit_s: float) -> None:
-        if is_down:
-            raise ConnectionError("the sink is away")
-        told.extend(events)
 
-    telemetry = make(send)
-    telemetry.lead(True)
-    telemetry.record(record(0))
+@pytest.mark.parametrize(("leads", "kept"), [(True, [0, 1]), (False, [1])])
+def test_old_records_are_dropped_once_they_are_acknowledged(
+    leads: bool, kept: list[int], make: Make, sent: Receiver
+) -> None:
+    telemetry = make(sent, is_leader=leads)
+    telemetry.record(record(0, finished=0.0))
+    telemetry.record(record(1, finished=module.KEEP_S + 1))
+    telemetry.set_leader(True)
+    telemetry.flush()
+    assert shown(sent.events) == kept
+
+
+def test_what_could_not_be_delivered_is_sent_again_in_order(
+    telemetry: Telemetry, sent: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent.is_down = True
+    record_all(telemetry, 0)
     telemetry.emit(said("a line"))
     with caplog.at_level(logging.WARNING):
         telemetry.flush()
     assert "could not deliver 2 events" in caplog.text
-    telemetry.record(record(1))
-    is_down = False
+    assert [r.step for r in telemetry.unacknowledged()] == [0]
+    record_all(telemetry, 1)
+    sent.is_down = False
     telemetry.flush()
-    assert shown(told) == [0, "a line", 1]
+    assert shown(sent.events) == [0, "a line", 1]
 
 
-def test_events_that_nobody_takes_do_not_fill_the_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undelivered_events_are_bounded(telemetry: Telemetry, sent: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_UNSENT", 3)
-
-    def send(events: list[Event], limit_s: float) -> None:
-        raise ConnectionError("the sink is away")
-
-    telemetry = make(send)
+    sent.is_down = True
     for number in range(10):
         telemetry.emit(said(str(number)))
         telemetry.flush()
-    assert shown(telemetry._events) == ["7", "8", "9"]
+    sent.is_down = False
+    telemetry.flush()
+    assert shown(sent.events) == ["7", "8", "9"]
 
 
-def test_a_delivery_comes_after_one_that_is_on_its_way(make: Make) -> None:
+class Hanging(Receiver):
+    """Hangs in its first delivery until `go_on`; `flush` has begun that one in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, events: list[Event], timeout_s: float) -> None:
+        if not self.hangs.is_set():
+            self.hangs.set()
+            self.go_on.wait(10)
+        super().__call__(events, timeout_s)
+
+    def flush(self, telemetry: Telemetry) -> threading.Thread:
+        thread = threading.Thread(target=telemetry.flush)
+        thread.start()
+        assert self.hangs.wait(10)
+        return thread
+
+
+def test_deliveries_do_not_overtake_each_other(make: Make) -> None:
     """Else a checkpoint could be written before the log knows its steps."""
-    told: list[Event] = []
-    sending, go_on = threading.Event(), threading.Event()
-
-    def send(events: list[Event], limit_s: float) -> None:
-        if not sending.is_set():
-            sending.set()
-            go_on.wait(10)
-        told.extend(events)
-
-    telemetry = make(send)
-    telemetry.lead(True)
-    telemetry.record(record(0))
-    slow = threading.Thread(target=telemetry.flush)
-    slow.start()
-    assert sending.wait(10)
-    telemetry.record(record(1))  # the training thread does not wait for the delivery
-    waiting = threading.Thread(target=telemetry.flush)
-    waiting.start()
+    hanging = Hanging()
+    telemetry = make(hanging)
+    record_all(telemetry, 0)
+    slow = hanging.flush(telemetry)
+    record_all(telemetry, 1)  # the training thread does not wait for the delivery
+    waiting = hanging.flush(telemetry)
     waiting.join(0.05)
     assert waiting.is_alive(), "it returned while step 0 was still on its way"
-    go_on.set()
+    hanging.go_on.set()
     slow.join()
     waiting.join()
-    assert shown(told) == [0, 1]
+    assert shown(hanging.events) == [0, 1]
 
 
-def test_r6_while_deliveries_fail_nobody_waits_long_for_one(make: Make) -> None:
-    limits: list[float] = []
-    is_down = True
-
-    def send(events: list[Event], limit_s: float) -> None:
-        limits.append(limit_s)
-        if is_down:
-            raise ConnectionError("the sink is away")
-
-    telemetry = make(send)
+def test_r6_timeouts_are_short_while_deliveries_fail(telemetry: Telemetry, sent: Receiver) -> None:
+    sent.is_down = True
     telemetry.emit(said("a line"))
     for _ in range(3):
         telemetry.flush()
-    is_down = False
+    sent.is_down = False
     telemetry.flush()
     telemetry.emit(said("another"))
     telemetry.flush()
-    assert limits == [PATIENCE_S, PATIENCE_S / 10, PATIENCE_S / 10, PATIENCE_S / 10, PATIENCE_S]
+    assert sent.limits == [SEND_TIMEOUT_S, *[SEND_TIMEOUT_S / 10] * 3, SEND_TIMEOUT_S]
 
 
-def test_r6_a_delivery_that_hangs_is_not_waited_for_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    sending, go_on = threading.Event(), threading.Event()
-
-    def send(events: list[Event], limit_s: float) -> None:
-        sending.set()
-        go_on.wait(10)
-
-    telemetry = make(send)
+def test_r6_a_flush_does_not_wait_long_for_a_delivery_that_hangs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEND_TIMEOUT_S", 0.05)
+    hanging = Hanging()
+    telemetry = make(hanging)
     telemetry.emit(said("a line"))
-    slow = threading.Thread(target=telemetry.flush)
-    slow.start()
-    assert sending.wait(10)
+    slow = hanging.flush(telemetry)
     telemetry.flush()
-    go_on.set()
+    assert slow.is_alive(), "it still hangs"
+    hanging.go_on.set()
     slow.join()
 
 
-def test_the_time_of_an_event_is_that_at_which_it_happened(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Event] = []
-    now = [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.emit(said("a line"))
-    now[0] = 130.0
+def test_the_time_of_an_event_is_that_at_which_it_happened(
+    telemetry: Telemetry, sent: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now in (100.0, 130.0):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda now=now: now))
+        telemetry.emit(said("a line"))
     telemetry.flush()
-    assert [event.time for event in told] == [100.0]
+    assert [event.time for event in sent.events] == [100.0, 130.0]
 
 
-def test_waits_for_data_are_told_with_the_steps(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.lead(True)
+def test_waits_for_data_are_sent_with_the_steps(telemetry: Telemetry, sent: Receiver) -> None:
     for step, data_wait_s in enumerate((0.5, 0.0)):
         telemetry.record(replace(record(step), data_wait_s=data_wait_s))
     telemetry.flush()
-    assert [event.data_waits for event in told if isinstance(event, StepsDone)] == [[0.5, 0.0]]
+    assert [event.data_waits for event in sent.events if isinstance(event, StepsDone)] == [[0.5, 0.0]]
 
 
 def test_the_thread_sends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_EVERY_S", 0.001)
     arrived = threading.Event()
-    telemetry = Telemetry(lambda events, limit_s: arrived.set() if events else None)
+    telemetry = Telemetry(lambda events, timeout_s: arrived.set() if events else None)
     telemetry.emit(said("hello"))
     assert arrived.wait(10)
     telemetry.close()
 
 
-def test_closing_delivers_what_is_left_and_waits_for_it(make: Make) -> None:
-    told: list[Event] = []
-    telemetry = make(lambda events, limit_s: told.extend(events))
-    telemetry.lead(True)
-    telemetry.record(record(0))
+def test_closing_delivers_what_is_left_and_waits_for_it(telemetry: Telemetry, sent: Receiver) -> None:
+    record_all(telemetry, 0)
     telemetry.close()
-    assert shown(told) == [0]
+    assert shown(sent.events) == [0]
 
 
-def test_steps_that_two_leaders_tell_are_once_in_the_log(make: Make, tmp_path: Path) -> None:
+def test_steps_that_two_leaders_send_are_in_the_log_once(make: Make, tmp_path: Path) -> None:
     log = EventLog(RunDir.at(str(tmp_path), "run"))
-    workers = [make(lambda events, limit_s: log.append(events)) for _ in range(2)]
-    workers[0].lead(True)
-    workers[0].emit(StateRestored(step=0, checkpoint=""))
-    for step in range(4):
-        for worker in workers:
-            worker.record(record(step))
-        if step == 2:
-            workers[0].flush()
-    workers[1].lead(True)  # the first one died with step 3
-    workers[1].flush()
+    first, second = (make(lambda events, timeout_s: log.append(events), leads) for leads in (True, False))
+    first.emit(StateRestored(step=0, checkpoint=""))
+    for worker in (first, second):
+        record_all(worker, 0, 1, 2)
+    first.flush()
+    record_all(second, 3)
+    second.set_leader(True)  # the first one died with step 3
+    second.flush()
     assert shown(log.since(0)) == ["state_restored", 0, 1, 2, 3]
     log.close()
 
 
-def test_a_newcomer_that_becomes_the_leader_tells_what_the_old_one_took_with_it(make: Make) -> None:
-    told: list[Event] = []
-    old, newcomer = make(lambda events, limit_s: told.extend(events)), make(lambda events, limit_s: told.extend(events))
-    old.lead(True)
-    for step in range(3):
-        old.record(record(step))
+def test_a_newcomer_that_becomes_leader_sends_what_the_old_one_did_not(make: Make, sent: Receiver) -> None:
+    old, newcomer = make(sent), make(sent, is_leader=False)
+    record_all(old, 0, 1, 2)
     old.flush()
-    for step in range(3, 6):
-        old.record(record(step))
-    assert [r.step for r in old.untold()] == [3, 4, 5]
-    newcomer.learn(old.untold())
-    newcomer.lead(False)
-    newcomer.record(record(6))
-    newcomer.lead(True)
+    record_all(old, 3, 4, 5)
+    assert [r.step for r in old.unacknowledged()] == [3, 4, 5]
+    record_all(newcomer, 5, 6)
+    newcomer.merge(old.unacknowledged())  # only the steps that it does not know
+    newcomer.set_leader(True)
     newcomer.flush()
-    assert shown(told) == [0, 1, 2, 3, 4, 5, 6]
+    assert shown(sent.events) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_what_could_not_be_delivered_is_untold(make: Make) -> None:
-    def fail(events: list[Event], limit_s: float) -> None:
-        raise OSError("away")
+@pytest.mark.parametrize(
+    ("failed_at", "ends_at", "waited_s", "parts"),
+    [
+        pytest.param([105], 105.5, 0, [1.5, 1, 0, 0], id="a failure costs what was done of the step"),
+        pytest.param([125], 126, 0, [22, 2, 19, 0], id="time beyond the length of a step is detection"),
+        pytest.param([], 104.3, 0, [0.3, 0, 0, 0], id="a join repeats no step"),
+        pytest.param([105], 165, 59, [61, 1, 0, 59], id="time with too few workers is waiting"),
+        pytest.param([], 105, 1000, [1, 0, 0, 1], id="a newcomer has not waited for longer than it lives"),
+        pytest.param([105, 106, 107], 108, 0, [4, 1, 0, 0], id="of failures in a row the first one counts"),
+    ],
+)
+def test_the_parts_of_a_pause(failed_at: list[float], ends_at: float, waited_s: float, parts: list[float]) -> None:
+    """Of a worker that has finished two steps of 2 s, the second at 104 s."""
+    now = [100.0]
+    pause = PauseTimer(clock=lambda: now[0])
+    for now[0] in (102.0, 104.0):
+        pause.commit_step()
+    for now[0] in failed_at:
+        pause.fail_step()
+    now[0] = ends_at
+    names = ("pause_s", "redone_s", "detecting_s", "waiting_s")
+    assert [pause.parts(waited_s)[name] for name in names] == pytest.approx(parts)
+    pause.commit_step()
+    now[0] += 0.5
+    assert [pause.parts(0.0)[name] for name in names] == pytest.approx([0.5, 0, 0, 0]), "a finished step resets it"
 
-    telemetry = make(fail)
-    telemetry.lead(True)
-    telemetry.record(record(0))
-    telemetry.flush()
-    assert [r.step for r in telemetry.untold()] == [0]
+
+@given(st.floats(0, 1e4), st.none() | st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e5))
+def test_the_parts_of_a_pause_are_not_negative_and_at_most_the_whole(
+    step_s: float, broken_after_s: float | None, rest_s: float, waited_s: float
+) -> None:
+    now = [0.0]
+    pause = PauseTimer(clock=lambda: now[0])
+    now[0] += step_s
+    pause.commit_step()
+    if broken_after_s is not None:
+        now[0] += broken_after_s
+        pause.fail_step()
+    now[0] += rest_s
+    parts = pause.parts(waited_s)
+    assert all(value >= 0 for value in parts.values())
+    assert parts["redone_s"] + parts["detecting_s"] + parts["waiting_s"] <= parts["pause_s"] + 1e-6
 
 
-def test_a_rank_learns_only_what_it_does_not_know(make: Make) -> None:
-    telemetry = make(lambda events, limit_s: None)
-    telemetry.record(record(4))
-    telemetry.learn([record(3), record(4)])
-    assert [r.step for r in telemetry.untold()] == [3, 4]
+def texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, OutputLine)]
+
+
+def test_each_line_is_an_event_with_its_stream_and_the_rank_of_the_moment() -> None:
+    events: list[Event] = []
+    ranks = iter([0, 1, 2])
+    before = sys.stdout, sys.stderr, print
+    with captured_output(lambda: next(ranks), events.append):
+        print("one\ntwo")
+        print("three", file=sys.stderr)
+    assert events == [
+        OutputLine(rank=0, stream="stdout", text="one"),
+        OutputLine(rank=1, stream="stdout", text="two"),
+        OutputLine(rank=2, stream="stderr", text="three"),
+    ]
+    assert (sys.stdout, sys.stderr, print) == before, "what was there before is back"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_last_line_is_told_once_with_or_without_an_end(end: str) -> None:
+    events: list[Event] = []
+    with captured_output(lambda: 0, events.append):
+        print("done", end=end)
+    assert texts(events) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        pytest.param(["a ", "b\nc"], ["a b"], id="a line in parts is told when it is whole"),
+        pytest.param(["\r0 %", "\r50 %", "\r100 %", "\n"], ["100 %"], id="the last state of a progress bar"),
+        pytest.param(["one\r\ntwo\r\n\r\n"], ["one", "two", ""], id="line ends of other systems lose no text"),
+    ],
+)
+def test_lines_are_told_when_they_are_whole(written: list[str], told: list[str]) -> None:
+    events: list[Event] = []
+    lines = CapturedStream("stdout", lambda: 2, events.append)
+    for text in written:
+        assert events == []
+        assert lines.write(text) == len(text)
+    assert texts(events) == told
+
+
+def test_lines_of_many_threads_that_write_in_parts_stay_whole() -> None:
+    events: list[Event] = []
+    lines = CapturedStream("stdout", lambda: 2, events.append)
+    num_threads, num_lines = 8, 50
+    together = threading.Barrier(num_threads)
+
+    def write(name: str) -> None:
+        for number in range(num_lines):
+            together.wait()
+            lines.write(name)
+            together.wait()
+            lines.write(f"-{number}\n")
+        lines.write(f"{name}-last")
+
+    threads = [threading.Thread(target=write, args=(f"thread{i}",)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(2):
+        lines.finish()
+    ends = [*range(num_lines), "last"]
+    assert sorted(texts(events)) == sorted(f"thread{i}-{end}" for i in range(num_threads) for end in ends)
