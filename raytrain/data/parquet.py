@@ -1,7 +1,8 @@
-"""Parquet files as a source of rows: which rows there are is known from the footers, values are read when taken.
+"""How are rows of Parquet files read, one row group after the other?
 
-A chunk is a row group. Mistakes that footers show are found when the source is built, in the driver; all others when
-the rows are read, in the workers or in Ray Data's processes. Each error names the file or the column.
+The footers tell which rows there are; values are read when taken. A chunk is a row group. Errors that footers show are
+raised when the source is built, in the driver; all others when rows are read, in workers or in Ray Data's processes.
+Each error names the file or the column.
 """
 
 from __future__ import annotations
@@ -9,42 +10,84 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import fs
 
-from raytrain.data.parquet_columns import Column, Unfit, choose_columns, decode, key_values
-from raytrain.data.parquet_files import Footer, find_files, read_footers, unreadable
+from raytrain.data.parquet_footers import (
+    LIST_TYPES,
+    NO_NULLS,
+    Column,
+    Footer,
+    check_lengths,
+    check_nulls,
+    choose_columns,
+    find_files,
+    key_value,
+    read_footers,
+    unreadable,
+)
 from raytrain.data.source import Columns
 from raytrain.errors import DataError
 
-KEPT_GROUPS = 2  # decoded row groups that are kept, since neighbouring logical workers may share one
-KEPT_FOOTERS = 64
+CACHED_GROUPS = 2  # decoded row groups, since neighbouring logical workers may share one
+CACHED_FOOTERS = 64
+
+Value = TypeVar("Value")
+
+
+class _Cache(Generic[Value]):
+    """The most recently used values by number, for any thread; empty after pickling."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._values: OrderedDict[int, Value] = OrderedDict()
+
+    def get(self, key: int, make: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            self._values[key] = value
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+        return value
+
+    def __reduce__(self) -> Any:
+        return _Cache, (self._size,)
+
+
+class _Unfit(Exception):
+    """A column cannot be decoded, since it has nulls or rows of different shapes: the value, the rule and the fix."""
 
 
 class ParquetSource:
     """Rows of Parquet files, file after file; see `parquet`.
 
     Attributes:
-        left_out: columns that are not read, with the reason, because they cannot become tensors.
+        left_out: for each column that cannot become a tensor, and is not read, the reason.
     """
 
     def __init__(self, filesystem: fs.FileSystem, footers: Sequence[Footer], columns: Sequence[str] | None) -> None:
         full = [footer for footer in footers if footer.num_rows]
         if not full:
             found = f"0 rows in {len(footers)} files, such as {footers[0].file.path}"
-            raise DataError("data", found, "data have a row at least", "correct the path given to parquet()")
+            raise DataError("data", found, "the dataset must not be empty", "correct the path given to parquet()")
         self._filesystem = filesystem
         self._columns, self.left_out = choose_columns(full, columns)
         self._files = [footer.file for footer in full]
         self._keys = {
-            column.name: np.array([key_values(footer, column.name) for footer in full])
+            column.name: np.array([key_value(footer, column.name) for footer in full])
             for column in self._columns
             if column.is_key
         }
@@ -52,11 +95,12 @@ class ParquetSource:
         self._groups = np.array(groups, dtype=np.int64)  # [chunks, 3]: file, row group in the file, rows
         self._ends = np.cumsum(self._groups[:, 2])
         self._digest = _digest(full, self._columns)
-        _check_nulls(full, self._columns)
-        self._start_cache()
+        check_nulls(full, self._columns)
+        self._cached_groups: _Cache[Columns] = _Cache(CACHED_GROUPS)
+        self._cached_footers: _Cache[Any] = _Cache(CACHED_FOOTERS)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._shapes = self._row_shapes()
-        _check_lengths(full, self._shapes)
+        check_lengths(full, self._shapes)
 
     @property
     def num_rows(self) -> int:
@@ -70,25 +114,25 @@ class ParquetSource:
     def columns(self) -> Sequence[str]:
         return tuple(column.name for column in self._columns)
 
-    def take(self, rows: NDArray[np.int64]) -> Columns:
-        """The rows with these numbers, in this order; reads each row group that they are in once.
+    def take(self, row_ids: NDArray[np.int64]) -> Columns:
+        """The rows with these ids, in this order; reads each of their row groups once.
 
         Raises:
             DataError: a file is damaged, or a column has nulls or rows of different shapes.
         """
-        taken = {c.name: np.empty((len(rows), *self._shapes[c.name]), c.dtype) for c in self._columns}
-        groups = np.searchsorted(self._ends, rows, side="right")
+        taken = {c.name: np.empty((len(row_ids), *self._shapes[c.name]), c.dtype) for c in self._columns}
+        groups = np.searchsorted(self._ends, row_ids, side="right")
         order = np.argsort(groups, kind="stable")
-        for chunk, places in _runs(groups, order):
-            inside = rows[places] - (self._ends[chunk] - self._groups[chunk, 2])
+        for chunk, positions in _runs(groups, order):
+            inside = row_ids[positions] - (self._ends[chunk] - self._groups[chunk, 2])
             for name, values in self._group(chunk).items():
-                taken[name][places] = values[inside]
+                taken[name][positions] = values[inside]
             for name, values in self._keys.items():
-                taken[name][places] = values[self._groups[chunk, 0]]
+                taken[name][positions] = values[self._groups[chunk, 0]]
         return taken
 
     def fingerprint(self) -> dict[str, Any]:
-        """Totals, and a digest over names and sizes of files, rows of row groups, and columns with their types."""
+        """Totals, and a digest of file names and sizes, rows per row group, and columns with their dtypes."""
         return {
             "kind": "parquet",
             "files": len(self._files),
@@ -98,60 +142,40 @@ class ParquetSource:
             "digest": self._digest,
         }
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_kept", "_footers")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_cache()
-
-    def _start_cache(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[int, Columns] = OrderedDict()
-        self._footers: OrderedDict[int, Any] = OrderedDict()
-
     def _group(self, chunk: int) -> Columns:
         """A decoded row group, of the columns that are in the file."""
-        with self._lock:
-            if chunk in self._kept:
-                self._kept.move_to_end(chunk)
-                return self._kept[chunk]
-        made = {}
-        for column, values in self._read(chunk):
-            shape = self._shapes[column.name]
-            if values.shape[1:] != shape:
-                rule = f"has one shape in all files: {list(shape)}, as in its first row"
-                raise self._error(chunk, column.name, f"rows of shape {list(values.shape[1:])}", rule, "pad or cut them")
-            made[column.name] = values.astype(column.dtype, copy=False)
-        with self._lock:
-            self._kept[chunk] = made
-            while len(self._kept) > KEPT_GROUPS:
-                self._kept.popitem(last=False)
-        return made
+
+        def read() -> Columns:
+            decoded = {}
+            for column, values in self._read(chunk):
+                shape = self._shapes[column.name]
+                if values.shape[1:] != shape:
+                    rule = f"has one shape in all files: {list(shape)}, as in its first row"
+                    found = f"rows of shape {list(values.shape[1:])}"
+                    raise self._error(chunk, column.name, found, rule, "pad or cut them")
+                decoded[column.name] = values
+            return decoded
+
+        return self._cached_groups.get(chunk, read)
 
     def _read(self, chunk: int, only: Sequence[str] | None = None) -> Iterator[tuple[Column, NDArray[Any]]]:
         index, group, _ = self._groups[chunk].tolist()
         wanted = [c for c in self._columns if not c.is_key and (only is None or c.name in only)]
-        with self._lock:
-            footer = self._footers.get(index)
         try:
             with self._filesystem.open_input_file(self._files[index].path) as stream:
-                file = pq.ParquetFile(stream, metadata=footer, pre_buffer=True)
+                metadata = self._cached_footers.get(index, lambda: pq.read_metadata(stream))
+                file = pq.ParquetFile(stream, metadata=metadata, pre_buffer=True)
                 table = file.read_row_group(group, columns=[column.name for column in wanted])
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable(self._files[index], error) from error
-        with self._lock:
-            self._footers[index] = file.metadata
-            while len(self._footers) > KEPT_FOOTERS:
-                self._footers.popitem(last=False)
         for column in wanted:
             try:
-                yield column, decode(table.column(column.name))
-            except Unfit as unfit:
+                yield column, _decode_column(table.column(column.name))
+            except _Unfit as unfit:
                 raise self._error(chunk, column.name, *unfit.args) from None
 
     def _row_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of a row of each column. Footers do not tell it for lists, so the first row group is read for them."""
+        """The row shape of each column; for lists, which footers do not tell, from the first row group."""
         lists = [column.name for column in self._columns if column.is_list]
         found = {column.name: values.shape[1:] for column, values in (self._read(0, lists) if lists else ())}
         return {column.name: found.get(column.name, ()) for column in self._columns}
@@ -171,46 +195,56 @@ def parquet(
 
     Args:
         paths: a path or URI, or a list of them: files, directories (all *.parquet below them) or local globs.
-        columns: names of the columns to read; by default all whose values are numbers, booleans or lists of them.
+        columns: names of the columns to read; by default all with numbers, booleans or lists of them.
             Partition keys in paths (year=2024) are int64 columns if all their values are whole numbers.
-        filesystem: where the paths lie, if they are not local paths and no URIs.
+        filesystem: filesystem of the paths, if they are neither local nor URIs.
 
     Raises:
-        DataError: something is missing, empty or damaged, or a column cannot become tensors; see its text.
+        DataError: a path is missing, a file is damaged, there are no rows, or a column cannot become a tensor.
     """
     filesystem, files = find_files(paths, filesystem)
     return ParquetSource(filesystem, read_footers(filesystem, files), columns)
 
 
 def _runs(groups: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each row group with the places of its rows in the request."""
+    """Each row group with the positions of its rows in the request."""
     cuts = np.flatnonzero(np.diff(groups[order])) + 1
-    for places in np.split(order, cuts):
-        if len(places):
-            yield int(groups[places[0]]), places
+    for positions in np.split(order, cuts):
+        if len(positions):
+            yield int(groups[positions[0]]), positions
 
 
-def _check_nulls(footers: Sequence[Footer], columns: Sequence[Column]) -> None:
-    """Lists are not checked here, since footers count empty lists as nulls."""
-    for footer in footers:
-        for column in columns:
-            count = 0 if column.is_list else footer.num_nulls.get(column.name)
-            if count:
-                where = f"data, column {column.name!r} of {footer.file.path}"
-                raise DataError(where, f"{count} nulls", "has no nulls", "fill the nulls, or drop those rows")
+def _decode_column(column: pa.ChunkedArray) -> NDArray[Any]:
+    """An Arrow column as numpy, of shape [rows, ...]; may share its memory. Raises _Unfit."""
+    if column.null_count:
+        raise _Unfit(f"{column.null_count} nulls", *NO_NULLS)
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return _decode(array)
 
 
-def _check_lengths(footers: Sequence[Footer], shapes: dict[str, tuple[int, ...]]) -> None:
-    """Finds lists of other lengths than the first row's by the number of values, before they are read."""
-    for footer in footers:
-        for name, shape in shapes.items():
-            size = int(np.prod(shape))
-            for group, rows in enumerate(footer.group_rows if shape and size else ()):
-                if footer.num_values[name][group] != rows * size:
-                    where = f"data, column {name!r} of {footer.file.path}, row group {group}"
-                    found = f"{footer.num_values[name][group]} values in {rows} rows"
-                    rule = f"all rows have the shape of the first one, {list(shape)}"
-                    raise DataError(where, found, rule, "pad or cut the lists")
+def _decode(array: pa.Array) -> NDArray[Any]:
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return np.asarray(array.to_numpy_ndarray())
+    if pa.types.is_dictionary(kind):
+        return _decode(array.dictionary_decode())
+    if array.null_count:
+        raise _Unfit(f"{array.null_count} nulls inside of lists", *NO_NULLS)
+    if not isinstance(kind, LIST_TYPES):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    length = kind.list_size if pa.types.is_fixed_size_list(kind) else _common_length(array)
+    inner = _decode(array.flatten())
+    return inner.reshape(len(array), length, *inner.shape[1:])
+
+
+def _common_length(array: pa.Array) -> int:
+    bounds = pc.min_max(pc.list_value_length(array)).as_py()
+    if bounds["min"] != bounds["max"]:
+        found = f"lists of {bounds['min']} to {bounds['max']} values"
+        raise _Unfit(found, "all lists of a column have the same length", "pad or cut the lists")
+    return int(bounds["max"] or 0)
 
 
 def _digest(footers: Sequence[Footer], columns: Sequence[Column]) -> str:

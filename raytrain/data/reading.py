@@ -1,14 +1,17 @@
-"""Which pieces are read for a worker, in which order, and how is one read?
+"""Which rows does a worker read, in which order, and how does the user's transform see them?
 
-A unit is the part of a plan's window that the worker needs; reading it yields pieces of rows with their row numbers. A
-piece becomes a block of rows for the training in `transforming`. Where that is done (in the worker, in a Ray Data
-process) is decided in `direct_reader` and `ray_reader`; both come here, so the rows are the same.
+A `ReadTask` is the part of a window of the plan that a worker needs. Reading one yields `RawBatch`es; the transform turns
+each into a `RowBatch`. Raw batches and their random seeds follow from the plan alone, so the transform sees the same
+rows and draws the same numbers wherever and whenever it runs: in the training thread or in a Ray Data process, never in
+a thread beside the training, which shares the process's random generators. Runs in both; does not import PyTorch.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,17 +19,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raytrain.data.columns import sliced
-from raytrain.data.source import Columns, Source
-from raytrain.plan.order import Plan
+from raytrain.data.source import Columns, Source, sliced, to_array
+from raytrain.errors import DataError
+from raytrain.plan import Plan
 
 Transform = Callable[[Columns], Columns]
 
-MIN_PIECE_ROWS = 256  # rows that are transformed and handed over at once, at least
+MIN_BATCH_ROWS = 256  # least number of rows that are transformed and delivered at once
 
 
 @dataclass(frozen=True)
-class Unit:
+class ReadTask:
     """Positions [begin, end) of the span of a logical worker, inside the plan's window [start, stop)."""
 
     epoch: int
@@ -38,37 +41,37 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Rows of one logical worker, in the order of use.
+class RowBatch:
+    """Consecutive rows of one logical worker, in order of use, ready for training.
 
     Args:
-        logical: whose they are.
-        place: how many rows that logical worker uses before these, counted from the first epoch on.
-        rows: their numbers in the source, shape [rows].
+        logical: the logical worker.
+        offset: number of rows that the logical worker uses before these, from the first epoch on.
+        row_ids: ids of the rows in the source, shape [rows].
         columns: of shape [rows, ...].
     """
 
     logical: int
-    place: int
-    rows: NDArray[np.int64]
+    offset: int
+    row_ids: NDArray[np.int64]
     columns: Columns
 
-    def part(self, rows: slice) -> Block:
+    def part(self, rows: slice) -> RowBatch:
         """Some consecutive rows, sharing memory; `rows` has a start."""
-        return Block(self.logical, self.place + rows.start, self.rows[rows], sliced(self.columns, rows))
+        return RowBatch(self.logical, self.offset + rows.start, self.row_ids[rows], sliced(self.columns, rows))
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows as they were read, to be transformed together.
+class RawBatch:
+    """Rows that were read and not transformed yet.
 
     Args:
-        block: the rows.
-        seed: what the random numbers of a transform of them follow from.
-        wanted: those that the worker uses; the others are there for the transform only.
+        batch: the rows, as read.
+        seed: what the random numbers of the transform follow from.
+        wanted: the rows that the worker uses; the transform sees the others too.
     """
 
-    block: Block
+    batch: RowBatch
     seed: tuple[int, ...]
     wanted: slice
 
@@ -78,110 +81,159 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Work:
-    """All that a reader must know: logical workers `held` over the steps [first_step, last_step)."""
+class ReadRequest:
+    """What to read: the rows of some logical workers in a range of steps.
+
+    Args:
+        source: where the rows are.
+        plan: which rows each step uses.
+        transform: prepares numpy columns, keeping the number of rows; None for none.
+        assigned: the logical workers.
+        first_step: first global step; steps go on over epochs.
+        last_step: the step after the last one.
+    """
 
     source: Source
     plan: Plan
     transform: Transform | None
-    held: tuple[int, ...]
+    assigned: tuple[int, ...]
     first_step: int
     last_step: int
 
-    def full_share(self, logical: int) -> int:
-        """Rows of a logical worker in a full step."""
-        batch, parts = self.plan.global_batch, self.plan.num_logical
-        return batch // parts + (logical < batch % parts)
-
-    def first_place(self, logical: int) -> int:
-        """Rows that a logical worker uses before the first step."""
+    def first_offset(self, logical: int) -> int:
+        """Number of rows that a logical worker uses before the first step."""
         epoch, in_epoch = divmod(self.first_step, self.plan.steps_per_epoch)
-        return epoch * self.plan.epoch(epoch).span_length(logical) + in_epoch * self.full_share(logical)
+        return epoch * self.plan.epoch(epoch).span_length(logical) + in_epoch * self.plan.full_batch_size(logical)
 
-    def first_use(self, unit: Unit) -> int:
-        """The step that first needs a unit."""
-        return unit.epoch * self.plan.steps_per_epoch + unit.begin // self.full_share(unit.logical)
+    def first_use(self, task: ReadTask) -> int:
+        """The step that first needs rows of a task."""
+        return task.epoch * self.plan.steps_per_epoch + task.begin // self.plan.full_batch_size(task.logical)
 
     @property
-    def piece_rows(self) -> int:
-        """Rows that are transformed at once: follows from the plan alone, so a transform sees the same pieces always."""
-        return max(MIN_PIECE_ROWS, -(-self.plan.global_batch // self.plan.num_logical))
+    def raw_batch_rows(self) -> int:
+        """Number of rows that are transformed at once; follows from the plan alone."""
+        return max(MIN_BATCH_ROWS, -(-self.plan.global_batch // self.plan.num_logical))
 
 
 class Reader(Protocol):
     """How the rows of a worker are read."""
 
-    def parts(self, work: Work) -> Sequence[Callable[[], Iterator[Block | Piece]]]:
-        """Iterators that start at once, each in a thread of its own, and are used one after the other.
+    def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
+        """Iterators that start at once, each in a thread of its own; the caller uses up one after the other.
 
-        Each logical worker's rows come in the order of use, over all parts. Pieces are still to be transformed, in the
-        training thread: the random generators that a transform uses belong to the process.
+        Over all streams, the rows of each logical worker come in order of use.
         """
 
 
-def units(work: Work, logical: int) -> Iterator[Unit]:
-    """The units of a logical worker, over the epochs, in the order of use."""
-    plan, share = work.plan, work.full_share(logical)
-    epoch, in_epoch = divmod(work.first_step, plan.steps_per_epoch)
-    while epoch * plan.steps_per_epoch < work.last_step:
+class DirectReader:
+    """A `Reader` in a thread of the worker: for in-memory data, and where there is no Ray. Starts no processes."""
+
+    def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
+        return [lambda: read_in_order(request, {logical: read_tasks(request, logical) for logical in request.assigned})]
+
+
+def read_tasks(request: ReadRequest, logical: int) -> Iterator[ReadTask]:
+    """The tasks of a logical worker, over all epochs, in order of use."""
+    plan, batch_size = request.plan, request.plan.full_batch_size(logical)
+    epoch, in_epoch = divmod(request.first_step, plan.steps_per_epoch)
+    while epoch * plan.steps_per_epoch < request.last_step:
         order = plan.epoch(epoch)
-        begin, end = in_epoch * share, (work.last_step - epoch * plan.steps_per_epoch) * share
+        begin, end = in_epoch * batch_size, (request.last_step - epoch * plan.steps_per_epoch) * batch_size
         for window in order.windows(logical, begin):
             if window.start >= end:
                 break
             bounds = max(begin, window.start), min(end, window.stop)
-            yield Unit(epoch, logical, window.start, window.stop, *bounds)
+            yield ReadTask(epoch, logical, window.start, window.stop, *bounds)
         epoch, in_epoch = epoch + 1, 0
 
 
-def by_first_use(work: Work, streams: Mapping[int, Iterator[Unit]]) -> Iterator[Unit]:
-    """The units of all logical workers, in the order in which steps first need them."""
-    return heapq.merge(*streams.values(), key=lambda unit: (work.first_use(unit), unit.logical))
+def by_first_use(request: ReadRequest, tasks: Mapping[int, Iterator[ReadTask]]) -> Iterator[ReadTask]:
+    """The tasks of all logical workers, in the order in which steps first need them."""
+    return heapq.merge(*tasks.values(), key=lambda task: (request.first_use(task), task.logical))
 
 
-def in_order_of_use(work: Work, streams: Mapping[int, Iterator[Unit]]) -> Iterator[Piece]:
-    """Reads units here and now, and yields their pieces in the order in which steps need them, until all are used."""
-    read = {logical: itertools.chain.from_iterable(pieces(work, u) for u in streams[logical]) for logical in streams}
-    ahead = dict.fromkeys(read, 0)  # rows that were yielded and that no step has used yet
-    for step in range(work.first_step, work.last_step):
+def read_in_order(request: ReadRequest, tasks: Mapping[int, Iterator[ReadTask]]) -> Iterator[RawBatch]:
+    """Reads the tasks of each logical worker in this thread; yields batches in the order in which steps need them."""
+    read = {logical: itertools.chain.from_iterable(read_task(request, t) for t in tasks[logical]) for logical in tasks}
+    unused = dict.fromkeys(read, 0)  # rows that were yielded and that no step has used yet
+    for step in range(request.first_step, request.last_step):
         for logical in list(read):
-            while ahead[logical] < work.plan.share(step, logical):
-                piece = next(read[logical], None)
-                if piece is None:
+            while unused[logical] < request.plan.batch_size(step, logical):
+                raw = next(read[logical], None)
+                if raw is None:
                     del read[logical]
                     break
-                ahead[logical] += piece.num_wanted
-                yield piece
-            ahead[logical] -= work.plan.share(step, logical)
+                unused[logical] += raw.num_wanted
+                yield raw
+            unused[logical] -= request.plan.batch_size(step, logical)
         if not read:
             return
 
 
-def pieces(work: Work, unit: Unit) -> Iterator[Piece]:
-    """Reads a unit: chunked data at once, data in memory piece by piece.
+def read_task(request: ReadRequest, task: ReadTask) -> Iterator[RawBatch]:
+    """Reads a task: chunked data at once, in-memory data batch by batch.
 
-    Pieces are cut from the start of the window, and with a transform they are whole, so what a transform sees does not
-    depend on where a unit begins.
+    Batches are counted from the start of the window, and with a transform they are whole, so that what a transform sees
+    does not depend on where the task begins.
 
     Raises:
         DataError: from the source.
     """
-    cuts = _cuts(work, unit)
-    order = work.plan.epoch(unit.epoch)
-    rows, epoch_place = order.span_rows(unit.logical, cuts[0], cuts[-1]), unit.epoch * order.span_length(unit.logical)
-    window = None if work.source.chunk_rows is None else work.source.take(rows)
-    for begin, end in itertools.pairwise(cuts):
-        inside = slice(begin - cuts[0], end - cuts[0])
-        columns = work.source.take(rows[inside]) if window is None else sliced(window, inside)
-        block = Block(unit.logical, epoch_place + begin, rows[inside], columns)
-        wanted = slice(max(unit.begin - begin, 0), min(unit.end, end) - begin)
-        yield Piece(block, (work.plan.seed, unit.epoch, unit.logical, begin), wanted)
+    bounds = _batch_bounds(request, task)
+    order = request.plan.epoch(task.epoch)
+    row_ids = order.span_row_ids(task.logical, bounds[0], bounds[-1])
+    epoch_offset = task.epoch * order.span_length(task.logical)
+    window = None if request.source.chunk_rows is None else request.source.take(row_ids)
+    for begin, end in itertools.pairwise(bounds):
+        inside = slice(begin - bounds[0], end - bounds[0])
+        columns = request.source.take(row_ids[inside]) if window is None else sliced(window, inside)
+        batch = RowBatch(task.logical, epoch_offset + begin, row_ids[inside], columns)
+        wanted = slice(max(task.begin - begin, 0), min(task.end, end) - begin)
+        yield RawBatch(batch, (request.plan.seed, task.epoch, task.logical, begin), wanted)
 
 
-def _cuts(work: Work, unit: Unit) -> list[int]:
-    """Where a unit is cut in pieces, its begin and end included; moved outwards to whole pieces for a transform."""
-    size, begin, end = work.piece_rows, unit.begin, unit.end
-    if work.transform is not None:
-        begin -= (begin - unit.start) % size
-        end = min(end + (unit.start - end) % size, unit.stop)
-    return [begin, *range(begin + size - (begin - unit.start) % size, end, size), end]
+def transformed(transform: Transform | None, raw: RawBatch) -> RowBatch:
+    """Transforms a batch and drops the rows that are not wanted.
+
+    Seeds the generators of numpy and Python (and of PyTorch, where it is imported) and leaves them as the transform did.
+
+    Raises:
+        DataError: the transform did not return columns with as many rows.
+        Exception: whatever the transform raised.
+    """
+    batch = raw.batch
+    if transform is not None:
+        _seed_generators(raw.seed)
+        columns = _checked(transform(batch.columns), len(batch.row_ids))
+        batch = RowBatch(batch.logical, batch.offset, batch.row_ids, columns)
+    return batch if raw.num_wanted == len(batch.row_ids) else batch.part(raw.wanted)
+
+
+def _batch_bounds(request: ReadRequest, task: ReadTask) -> list[int]:
+    """Positions where batches begin and end; with a transform the outer ones are moved outwards to whole batches."""
+    size, begin, end = request.raw_batch_rows, task.begin, task.end
+    if request.transform is not None:
+        begin -= (begin - task.start) % size
+        end = min(end + (task.start - end) % size, task.stop)
+    return [begin, *range(begin + size - (begin - task.start) % size, end, size), end]
+
+
+def _seed_generators(parts: tuple[int, ...]) -> None:
+    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+def _checked(returned: object, num_rows: int) -> Columns:
+    if not isinstance(returned, Mapping):
+        rule = "returns numpy columns by name"
+        raise DataError("transform", f"returned {type(returned).__name__}", rule, "return the dictionary of columns")
+    columns = {name: to_array("transform", name, values) for name, values in returned.items()}
+    for name, values in columns.items():
+        if len(values) != num_rows:
+            rule = f"keeps the number of rows, here {num_rows}"
+            fix = "return one entry per row; drop rows where the data are written"
+            raise DataError(f"transform, column {name!r}", f"{len(values)} rows", rule, fix)
+    return columns

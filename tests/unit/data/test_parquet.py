@@ -37,7 +37,7 @@ def refused(path: Any, *parts: str, **settings: Any) -> DataError:
     return caught.value
 
 
-def test_chunks_are_the_row_groups_that_have_rows_in_the_order_of_file_names(tmp_path: Path) -> None:
+def test_chunks_are_the_row_groups_with_rows_in_order_of_file_names(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", id=[7, 8])
     write(tmp_path / "a.parquet", id=[0, 1, 2, 3, 4, 5, 6])
     write(tmp_path / "sub" / "empty.parquet", id=pa.array([], pa.int64()))
@@ -80,7 +80,7 @@ def test_values_are_not_read_to_build_a_source(tmp_path: Path, monkeypatch: pyte
     assert parquet(tmp_path).num_rows == 12
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32"])
 def test_types_are_kept(tmp_path: Path, dtype: str) -> None:
     values = np.array([0, 1, 1, 0, 1], dtype=dtype)
     taken = parquet(write(tmp_path / "a.parquet", x=values)).take(np.arange(5))
@@ -88,7 +88,7 @@ def test_types_are_kept(tmp_path: Path, dtype: str) -> None:
     assert (taken["x"] == values).all()
 
 
-def test_r12_fixed_size_lists_and_rectangular_lists_of_lists_become_tensors(tmp_path: Path) -> None:
+def test_r12_fixed_size_lists_and_rectangular_nested_lists_become_tensors(tmp_path: Path) -> None:
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.int32()), 2)
     nested = pa.array([[[i, i], [i, i], [i, 0]] for i in range(6)], pa.list_(pa.list_(pa.float32())))
     taken = parquet(write(tmp_path / "a.parquet", fixed=fixed, nested=nested)).take(np.array([5, 0]))
@@ -98,21 +98,26 @@ def test_r12_fixed_size_lists_and_rectangular_lists_of_lists_become_tensors(tmp_
     assert taken["nested"][0].tolist() == [[5, 5], [5, 5], [5, 0]]
 
 
-def test_r12_a_list_column_that_turns_ragged_names_its_file_column_and_row_group(tmp_path: Path) -> None:
+RAGGED = {
+    "a later row group": ([[1, 2]] * 4 + [[1, 2, 3]], "row group 1"),
+    "right number of values": ([[1, 2]] * 4 + [[1], [1, 2, 3]], "lists of 1 to 3 values"),
+    "a whole file": ([[1, 2, 3]], "values in 1 rows"),
+    "nulls in a list": ([[1, 2], [3, None]], "1 nulls"),
+}
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_r12_lists_of_another_length_or_with_nulls_name_file_and_column(tmp_path: Path, case: str) -> None:
+    values, found = RAGGED[case]
     write(tmp_path / "a.parquet", x=[[1, 2]] * 6)
-    bad = write(tmp_path / "b.parquet", x=[[1, 2]] * 4 + [[1, 2, 3]])
-    refused(tmp_path, str(bad), "column 'x'", "row group 1")
+    bad = write(tmp_path / "b.parquet", x=values)
+    refused(tmp_path, str(bad), "column 'x'", found)
 
 
-def test_r12_ragged_lists_that_have_the_right_number_of_values_are_found_when_read(tmp_path: Path) -> None:
-    bad = write(tmp_path / "a.parquet", x=[[1, 2]] * 4 + [[1], [1, 2, 3]])
-    refused(bad, "lists of 1 to 3 values", str(bad), "column 'x'", "row group 1")
-
-
-def test_r12_a_list_column_of_another_length_in_another_file_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", x=[[1, 2]])
-    bad = write(tmp_path / "b.parquet", x=[[1, 2, 3]])
-    refused(tmp_path, str(bad), "column 'x'")
+def test_r12_nested_lists_of_another_shape_in_another_file_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=[[[1, 2], [3, 4]]])
+    bad = write(tmp_path / "b.parquet", x=[[[1], [2], [3], [4]]])
+    refused(tmp_path, str(bad), "column 'x'", "rows of shape [4, 1]")
 
 
 UNFIT = {
@@ -126,7 +131,7 @@ UNFIT = {
 }
 
 
-def test_r12_columns_that_are_no_numbers_are_left_alone_and_told(tmp_path: Path) -> None:
+def test_r12_columns_that_are_not_numbers_are_left_out_with_the_reason(tmp_path: Path) -> None:
     source = parquet(write(tmp_path / "a.parquet", id=[3], **UNFIT))
     assert everything(source) == {"id": [3]}
     assert source.left_out.keys() == UNFIT.keys()
@@ -134,7 +139,7 @@ def test_r12_columns_that_are_no_numbers_are_left_alone_and_told(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_r12_a_column_that_is_no_number_is_refused_where_it_is_asked_for(tmp_path: Path, name: str) -> None:
+def test_r12_a_column_that_is_not_numbers_is_refused_if_asked_for(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.parquet", id=[3], **UNFIT)
     refused(path, f"column '{name}'", str(path), columns=["id", name])
 
@@ -142,11 +147,6 @@ def test_r12_a_column_that_is_no_number_is_refused_where_it_is_asked_for(tmp_pat
 def test_r12_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", label=[3], x=[1])
     refused(path, "no column 'labels'", "did you mean 'label'?", columns=["labels"])
-
-
-def test_columns_selects(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", x=[1], y=[2], z=[3])
-    assert parquet(path, columns=["z", "x"]).columns == ("z", "x")
 
 
 def test_r12_partition_keys_keep_one_type_and_text_keys_are_left_out(tmp_path: Path) -> None:
@@ -183,11 +183,6 @@ def test_r12_a_file_that_is_damaged_later_is_named_when_read(tmp_path: Path) -> 
         source.take(np.array([0]))
 
 
-def test_r12_zero_rows_in_all_files_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", id=pa.array([], pa.int64()))
-    refused(tmp_path, "0 rows in 1 files")
-
-
 def test_r12_a_column_that_is_in_some_files_only_names_file_and_column(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", id=[1], extra=[2])
     without = write(tmp_path / "b.parquet", id=[3])
@@ -207,27 +202,23 @@ def test_r12_nulls_name_file_column_and_count(tmp_path: Path, statistics: bool) 
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": [1, 2, 3], "x": [1.0, None, None]}), path, write_statistics=statistics)
     refused(path, str(path), "column 'x'", "2 nulls")
+    if statistics:
+        with pytest.raises(DataError, match="2 nulls"):  # by the footer alone
+            parquet(path)
     assert everything(parquet(path, columns=["id"])) == {"id": [1, 2, 3]}
-
-
-def test_r12_nulls_inside_of_lists_name_file_and_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", x=[[1, 2], [3, None]])
-    refused(path, str(path), "column 'x'", "1 nulls")
-
-
-def test_r12_not_a_number_is_a_value_and_no_null(tmp_path: Path) -> None:
-    assert np.isnan(parquet(write(tmp_path / "a.parquet", x=[float("nan")])).take(np.array([0]))["x"]).all()
 
 
 @pytest.mark.parametrize("name", ["nothing.parquet", "nothing", "none-*.parquet"])
 def test_a_missing_path_is_named(tmp_path: Path, name: str) -> None:
-    error = refused(tmp_path / name, str(tmp_path / name))
-    assert error.where == "data"
+    assert refused(tmp_path / name, str(tmp_path / name)).where == "data"
 
 
-def test_a_directory_without_parquet_files_is_refused(tmp_path: Path) -> None:
+def test_r12_paths_without_files_or_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     refused(tmp_path, "has Parquet files")
+    write(tmp_path / "a.parquet", id=pa.array([], pa.int64()))
+    refused(tmp_path, "0 rows in 1 files")
+    refused([], "at least one path")
 
 
 def test_other_filesystems_and_uris(tmp_path: Path) -> None:
@@ -249,7 +240,7 @@ def test_it_is_cheap_to_pickle_and_reads_the_same(tmp_path: Path) -> None:
     assert everything(pickle.loads(text)) == everything(source)
 
 
-def test_the_fingerprint_stays_when_the_directory_moves_and_changes_with_the_files(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_files_and_not_on_their_directory(tmp_path: Path) -> None:
     write(tmp_path / "one" / "a.parquet", id=[1, 2])
     write(tmp_path / "two" / "a.parquet", id=[1, 2])
     first = parquet(tmp_path / "one").fingerprint()

@@ -1,7 +1,7 @@
-"""How does a thread work ahead of another one, but not too far?
+"""How does a thread draw items ahead of their use, but not too far ahead?
 
-Draws items from an iterator in a daemon thread and keeps a bounded number of them ready. It knows nothing of data.
-Runs in the worker; an exception of the iterator is raised where the item is wanted.
+A daemon thread draws from an iterator and keeps a bounded number of items ready; an exception of the iterator is raised
+where the item is wanted. Knows nothing about data. Runs in the worker.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class _Failure:
-    """Catches what ends the thread, to raise it in the other one; a thread has no caller that could see it."""
+class _End:
+    """The end of an iterator; as a context, catches the exception that ended it, since a thread has no caller."""
 
     error: BaseException | None = None
 
-    def __enter__(self) -> _Failure:
+    def __enter__(self) -> _End:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
@@ -28,28 +28,28 @@ class _Failure:
         return True
 
 
-class Ahead(Generic[Item]):
-    """The items of an iterator, made in a thread that is at most `depth` + 1 items ahead.
+class Prefetcher(Generic[Item]):
+    """The items of an iterator, produced in a thread that is at most `depth` + 1 items ahead.
 
     Args:
         make: called in the thread; returns the iterator. If it has a `close`, as generators have, that is called there.
-        depth: finished items that may wait.
+        depth: greatest number of finished items that wait.
         name: name of the thread.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Item]], depth: int, name: str = "raytrain-feed") -> None:
+    def __init__(self, make: Callable[[], Iterator[Item]], depth: int, name: str = "raytrain-prefetch") -> None:
         self._make = make
-        self._ready: queue.Queue[Item | _Failure] = queue.Queue(maxsize=depth)
+        self._ready: queue.Queue[Item | _End] = queue.Queue(maxsize=depth)
         self._closed = False
-        self._end: _Failure | None = None
+        self._end: _End | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def next(self) -> Item | None:
-        """The next item, waiting for it; None after the last one. Raises what the iterator raised."""
+        """Waits for the next item; None after the last one. Raises what the iterator raised."""
         if self._end is None:
             item = self._ready.get()
-            if not isinstance(item, _Failure):
+            if not isinstance(item, _End):
                 return item
             self._end = item
         if self._end.error is not None:
@@ -57,7 +57,7 @@ class Ahead(Generic[Item]):
         return None
 
     def close(self) -> None:
-        """Tells the thread to stop after the item it is making, and does not wait for it. May be called twice."""
+        """Stops the thread after the item that it is producing, without waiting for it. Idempotent."""
         self._closed = True
         while True:  # makes room, in case the thread waits for it
             try:
@@ -65,18 +65,18 @@ class Ahead(Generic[Item]):
             except queue.Empty:
                 break
         if self._end is None:
-            self._end = _Failure()
+            self._end = _End()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread's end; whether it has ended."""
+        """Waits for the thread to end; returns whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with _Failure() as failure:
+        with _End() as end:
             self._draw()
         if not self._closed:
-            self._ready.put(failure)
+            self._ready.put(end)
 
     def _draw(self) -> None:
         items = self._make()
@@ -85,7 +85,7 @@ class Ahead(Generic[Item]):
                 if self._closed:
                     return
                 self._ready.put(item)
-                del item  # else a block stays in memory while the next one is made
+                del item  # else it stays in memory while the next one is produced
         finally:
             close = getattr(items, "close", None)
             if close is not None:

@@ -1,11 +1,11 @@
-"""Which rows does logical worker l train on in step s?
+"""Which rows does logical worker l train on in step s, and which rank runs logical worker l?
 
-A pure function of the data's shape, the seed and the batch settings; it knows nothing of workers and has no state to
-save. Row numbers count through the source: file after file, row after row. Integers only.
+Pure functions of the dataset's shape, the seed and the batch settings: no state to save, no I/O, integers only. Row ids
+count through the source, file after file, row after row.
 
-The rows of an epoch are put on a line: the chunks in a shuffled order, the rows of a chunk in their own. The line is
-cut into one span per logical worker, and inside a span rows are shuffled in windows of a few chunks, so that a reader
-needs only one window in memory. In-memory data (no chunks) are shuffled as a whole.
+The rows of an epoch form a line: the chunks in shuffled order, the rows of a chunk in source order. The line is cut into
+one span per logical worker, and inside a span rows are shuffled in windows of a few chunks, so that a reader keeps only
+one window in memory. In-memory datasets (no chunks) are shuffled as a whole.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.int64]
+RowIds = NDArray[np.int64]
 
-REMEMBERED_EPOCHS = 4
-IN_MEMORY_WINDOW_ROWS = 8192  # how many rows of in-memory data are prepared at once
+CACHED_EPOCHS = 4
+IN_MEMORY_WINDOW_ROWS = 8192  # rows of a window of an in-memory dataset
 
 
-def permutation(length: int, *key: int) -> Rows:
+def permutation(length: int, *key: int) -> RowIds:
     """A permutation of range(length) that depends on `key` alone, on no version of numpy.
 
-    Counter-based random keys (Philox-4x64-10; Salmon et al., SC'11) are sorted, since `Generator.permutation` may
+    Sorts counter-based random keys (Philox-4x64-10; Salmon et al., SC'11), since `Generator.permutation` may
     change between numpy versions while the raw bits of a bit generator may not (NEP 19).
     """
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=16).digest()
@@ -46,17 +46,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of each epoch.
+    """The rows of each step of each epoch.
 
     Args:
-        num_rows: rows of the source.
-        chunk_rows: rows of each chunk, in the source's order, summing up to `num_rows`; None for in-memory data.
+        num_rows: number of rows of the source.
+        chunk_rows: number of rows of each chunk, in source order, adding up to `num_rows`; None for in-memory datasets.
         global_batch: rows per step.
-        num_logical: logical workers, each with an equal share of each step.
-        seed: seed of all orders.
-        shuffle: False keeps the source's order (evaluation).
+        num_logical: number of logical workers; each gets an equal part of each step.
+        seed: seed of all permutations.
+        shuffle: False keeps source order (evaluation).
         shuffle_window: chunks that are shuffled together.
-        drop_last: leave out a short last step.
+        drop_last: drop a last step with fewer rows than the global batch.
     """
 
     num_rows: int
@@ -75,30 +75,34 @@ class Plan:
 
     @property
     def num_dropped_rows(self) -> int:
-        """Rows that no step of an epoch uses, because of `drop_last`."""
+        """Number of rows that no step of an epoch uses because of `drop_last`."""
         return self.num_rows - min(self.num_rows, self.steps_per_epoch * self.global_batch)
 
     def rows_in_step(self, step: int) -> int:
-        """Rows of global step `step` over all logical workers: the global batch, or what is left for the last step."""
+        """Number of rows of a global step over all logical workers: the global batch, or the remainder in the last step."""
         in_epoch = step % self.steps_per_epoch
         return min(self.global_batch, self.num_rows - in_epoch * self.global_batch)
 
-    def share(self, step: int, logical: int) -> int:
-        """Rows of logical worker `logical` in global step `step`."""
-        return _share(self.rows_in_step(step), self.num_logical, logical)
+    def batch_size(self, step: int, logical: int) -> int:
+        """Number of rows of a logical worker in a global step."""
+        return _part_of(self.rows_in_step(step), self.num_logical, logical)
 
-    def rows(self, step: int, logical: int) -> Rows:
-        """The rows of logical worker `logical` in global step `step`, in the order of use. Shape [share]."""
+    def full_batch_size(self, logical: int) -> int:
+        """Number of rows of a logical worker in a step with the whole global batch."""
+        return _part_of(self.global_batch, self.num_logical, logical)
+
+    def row_ids(self, step: int, logical: int) -> RowIds:
+        """The rows of a logical worker in a global step, in order of use. Shape [batch_size(step, logical)]."""
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
-        start = in_epoch * _share(self.global_batch, self.num_logical, logical)
-        return self.epoch(epoch).span_rows(logical, start, start + self.share(step, logical))
+        start = in_epoch * self.full_batch_size(logical)
+        return self.epoch(epoch).span_row_ids(logical, start, start + self.batch_size(step, logical))
 
     def epoch(self, epoch: int) -> EpochOrder:
-        """The order of an epoch; the last few are remembered."""
+        """The order of an epoch; the last few are cached, for one thread at a time."""
         orders = self._orders
         if epoch not in orders:
             orders[epoch] = EpochOrder(self, epoch)
-            while len(orders) > REMEMBERED_EPOCHS:
+            while len(orders) > CACHED_EPOCHS:
                 del orders[next(iter(orders))]
         return orders[epoch]
 
@@ -111,7 +115,7 @@ class Plan:
 
 
 class EpochOrder:
-    """The line of one epoch's rows, and its spans."""
+    """The line of one epoch's rows and its spans."""
 
     def __init__(self, plan: Plan, epoch: int) -> None:
         self._plan, self._epoch = plan, epoch
@@ -123,36 +127,34 @@ class EpochOrder:
             self._ends = np.cumsum(sizes[self._order])
         used = min(plan.num_rows, plan.steps_per_epoch * plan.global_batch)
         whole, rest = divmod(used, plan.global_batch)
-        lengths = [
-            whole * _share(plan.global_batch, plan.num_logical, i) + _share(rest, plan.num_logical, i)
-            for i in range(plan.num_logical)
-        ]
+        logical = range(plan.num_logical)
+        lengths = [whole * plan.full_batch_size(i) + _part_of(rest, plan.num_logical, i) for i in logical]
         self._span_ends = np.cumsum(lengths)
         self._span_starts = self._span_ends - lengths
 
     def span_length(self, logical: int) -> int:
-        """Rows of logical worker `logical` in this epoch."""
+        """Number of rows of a logical worker in this epoch."""
         return int(self._span_ends[logical] - self._span_starts[logical])
 
     def windows(self, logical: int, start: int = 0) -> Iterator[Window]:
-        """The windows of a span that end after position `start`, in the order of use."""
+        """The windows of a span that end after position `start`, in order of use."""
         while start < self.span_length(logical):
             window = self._window_at(logical, start)
             yield window
             start = window.stop
 
-    def span_rows(self, logical: int, start: int, stop: int) -> Rows:
-        """Row numbers at positions [start, stop) of a span, in the order of use. Shape [stop - start]."""
+    def span_row_ids(self, logical: int, start: int, stop: int) -> RowIds:
+        """Row ids at positions [start, stop) of a span, in order of use. Shape [stop - start]."""
         parts = []
         for window in self.windows(logical, start):
             if window.start >= stop:
                 break
             inside = slice(max(start, window.start) - window.start, min(stop, window.stop) - window.start)
-            parts.append(self._window_rows(logical, window)[inside])
+            parts.append(self._window_row_ids(logical, window)[inside])
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _window_at(self, logical: int, position: int) -> Window:
-        """The window that holds a position of the span: O(log chunks)."""
+        """The window that contains a position of the span: O(log chunks)."""
         length, size = self.span_length(logical), self._plan.shuffle_window
         if self._plan.chunk_rows is None:
             start = position - position % IN_MEMORY_WINDOW_ROWS
@@ -165,7 +167,7 @@ class EpochOrder:
         start = int(self._ends[first - 1]) if first > first_chunk else span_start
         return Window(start - span_start, min(int(self._ends[last]) - span_start, length))
 
-    def _window_rows(self, logical: int, window: Window) -> Rows:
+    def _window_row_ids(self, logical: int, window: Window) -> RowIds:
         line = np.arange(window.start, window.stop, dtype=np.int64) + self._span_starts[logical]
         if self._plan.chunk_rows is None:
             return _int64(self._order[line])
@@ -176,10 +178,18 @@ class EpochOrder:
         return _int64(self._first_row[chunk] + offset)
 
 
-def _share(rows: int, parts: int, part: int) -> int:
-    """Rows of part `part` when `rows` are dealt to `parts` as equally as possible, the first parts getting one more."""
+def logical_workers_of(rank: int, num_ranks: int, num_logical: int) -> range:
+    """The logical workers that a rank runs: consecutive, as equal in number as possible.
+
+    Each rank has at least one, since there are never more ranks than logical workers.
+    """
+    return range(-(-rank * num_logical // num_ranks), -(-(rank + 1) * num_logical // num_ranks))
+
+
+def _part_of(rows: int, parts: int, part: int) -> int:
+    """Number of rows of a part when `rows` are divided into `parts` as equally as possible; the first parts get one more."""
     return rows // parts + (part < rows % parts)
 
 
-def _int64(values: NDArray[np.int64]) -> Rows:
+def _int64(values: NDArray[np.int64]) -> RowIds:
     return values.astype(np.int64, copy=False)

@@ -1,0 +1,149 @@
+"""What does a worker train on in step s? Its micro-batches as tensors, ready when they are wanted.
+
+Cuts the batches that a reader delivers into the micro-batches of the plan's steps, and transforms those that were read
+directly. Chooses no rows: row ids come with the data, from where they were read. Moves nothing to a device. Runs in the
+worker; `step` is called by the training thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raytrain.data.prefetch import Prefetcher
+from raytrain.data.ray_reader import RayReader, ray_is_running
+from raytrain.data.reading import DirectReader, Reader, ReadRequest, RowBatch, Transform, transformed
+from raytrain.data.source import Columns, Source, check_types, missing_column
+from raytrain.errors import InternalError
+
+
+class Batch(dict[str, torch.Tensor]):
+    """Tensors by column name, each of shape [rows, ...]; what the task's hooks get."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        """Raises DataError with the nearest column name."""
+        raise missing_column("batch", str(name), self)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward and backward pass.
+
+    Args:
+        columns: tensors of shape [rows, ...].
+        row_ids: ids of the rows in the source, shape [rows], int64.
+    """
+
+    columns: Batch
+    row_ids: NDArray[np.int64]
+
+
+class Loader:
+    """The micro-batches of the logical workers that are assigned to a worker.
+
+    Args:
+        request: which rows to load.
+        micro_batch: greatest number of rows of a micro-batch; None for all rows of a logical worker in a step.
+        reader: reads the rows; see `choose_reader`.
+    """
+
+    def __init__(self, request: ReadRequest, micro_batch: int | None, reader: Reader) -> None:
+        self._request, self._micro_batch, self._next_step = request, micro_batch, request.first_step
+        self._latest: dict[int, list[list[RowBatch]]] = {}
+        self._waiting: dict[int, deque[RowBatch]] = {logical: deque() for logical in request.assigned}
+        self._offsets = {logical: request.first_offset(logical) for logical in request.assigned}  # of the next batch
+        self._types: dict[str, Any] = {}
+        own = replace(request, plan=replace(request.plan))  # a plan caches epochs, for one thread at a time
+        self._streams = deque(Prefetcher(make, max(2, 2 * len(request.assigned))) for make in reader.streams(own))
+        self._batches = self._delivered()
+
+    def step(self, step: int) -> dict[int, list[MicroBatch]]:
+        """The micro-batches of each assigned logical worker, in order; empty if it has no rows in this step.
+
+        Steps are asked for one after the other; the latest one may be asked for again and is the same.
+
+        Raises:
+            DataError: the data cannot be read, or the transform did not return columns with as many rows.
+            Exception: whatever the user's transform raised.
+        """
+        if step == self._next_step and step < self._request.last_step:
+            self._latest = {logical: self._micro_batches(step, logical) for logical in self._waiting}
+            self._next_step += 1
+        elif step != self._next_step - 1 or not self._latest:
+            raise InternalError(f"step {step} was asked of a loader that is at step {self._next_step}")
+        return {logical: [_to_micro_batch(parts) for parts in each] for logical, each in self._latest.items()}
+
+    def close(self) -> None:
+        """Stops reading; returns at once. Idempotent."""
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+        for batches in self._waiting.values():
+            batches.clear()
+
+    def _micro_batches(self, step: int, logical: int) -> list[list[RowBatch]]:
+        """Takes the rows of a logical worker in a step: for each micro-batch, the parts of it."""
+        left = self._request.plan.batch_size(step, logical)
+        size = self._micro_batch or left
+        return [self._take(logical, min(size, left - start)) for start in range(0, left, size or 1)]
+
+    def _take(self, logical: int, num_rows: int) -> list[RowBatch]:
+        waiting, parts = self._waiting[logical], []
+        while num_rows:
+            while not waiting:
+                self._pull()
+            batch = waiting.popleft()
+            if num_rows < len(batch.row_ids):
+                waiting.appendleft(batch.part(slice(num_rows, None)))
+                batch = batch.part(slice(0, num_rows))
+            parts.append(batch)
+            num_rows -= len(batch.row_ids)
+        return parts
+
+    def _pull(self) -> None:
+        """Moves one batch from the readers to those that wait."""
+        batch = next(self._batches, None)
+        if batch is None:
+            raise InternalError(f"the loader has no rows left for step {self._next_step}, is closed, or has failed")
+        if batch.offset != self._offsets[batch.logical]:
+            raise InternalError(f"logical worker {batch.logical} got rows out of order: {batch.offset}")
+        self._offsets[batch.logical] += len(batch.row_ids)
+        check_types(self._types, batch.columns)
+        self._waiting[batch.logical].append(batch)
+
+    def _delivered(self) -> Iterator[RowBatch]:
+        """What the reader delivers. Ends with the first error, so that no rows are skipped after it."""
+        while self._streams:
+            item = self._streams[0].next()
+            if item is None:
+                self._streams.popleft()
+            else:
+                yield item if isinstance(item, RowBatch) else transformed(self._request.transform, item)
+
+
+def choose_reader(source: Source, transform: Transform | None) -> Reader:
+    """Direct reading for in-memory data without a transform, and without Ray; Ray Data for all else."""
+    if (source.chunk_rows is None and transform is None) or not ray_is_running():
+        return DirectReader()
+    return RayReader()
+
+
+def to_tensors(columns: Columns) -> Batch:
+    """Numpy columns as tensors that share their memory; read-only arrays are copied, since hooks may write to a batch."""
+    writable = {name: values if values.flags.writeable else values.copy() for name, values in columns.items()}
+    return Batch({name: torch.from_numpy(values) for name, values in writable.items()})
+
+
+def _to_micro_batch(parts: list[RowBatch]) -> MicroBatch:
+    """Copies the rows: a hook may write to its batch, and the step may have to be redone."""
+    if len(parts) == 1:
+        tensors = Batch({name: torch.from_numpy(values.copy()) for name, values in parts[0].columns.items()})
+        return MicroBatch(tensors, parts[0].row_ids)
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return MicroBatch(to_tensors(columns), np.concatenate([part.row_ids for part in parts]))

@@ -1,1 +1,0 @@
-"""The order of the rows and the layout of logical workers, as pure functions of integers."""

@@ -1,0 +1,28 @@
+"""A source for tests whose only column is the row's id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raytrain.data.source import Columns
+
+
+class Numbered:
+    """Rows in chunks, or in memory if given a number; records how many rows each `take` asked for."""
+
+    columns = ("id",)
+
+    def __init__(self, rows: tuple[int, ...] | int) -> None:
+        self.chunk_rows = rows if isinstance(rows, tuple) else None
+        self.num_rows = sum(rows) if isinstance(rows, tuple) else rows
+        self.taken: list[int] = []
+
+    def take(self, row_ids: NDArray[np.int64]) -> Columns:
+        self.taken.append(len(row_ids))
+        return {"id": row_ids.copy()}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
