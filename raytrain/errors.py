@@ -1,26 +1,28 @@
-"""What can go wrong, as exceptions that a person can act on.
+"""Which errors does raytrain raise? Exceptions that a user can act on.
 
-Each error that a user can cause has four parts: where it was found, the value that was found there, the rule that the
-value breaks, and the fix. All of them survive pickling, since they travel between processes.
+An error that a user can cause has four parts: where it was found, the value found there, the rule that the value breaks,
+and the fix. All errors can be pickled, because they travel between processes. Imports nothing of raytrain.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 SHOWN_ROWS = 64
 
 
 class RaytrainError(Exception):
-    """Base of all errors that raytrain raises on purpose."""
+    """Base class of all errors that raytrain raises."""
 
 
 class FourPartError(RaytrainError, ValueError):
-    """An error that the user can mend.
+    """An error that the user can fix.
 
     Args:
-        where: the setting, file, column or hook in which it was found.
+        where: the setting, file, column or hook.
         value: what was found there.
-        rule: what would have been right.
-        fix: what to do now.
+        rule: what is valid there.
+        fix: what to do.
     """
 
     def __init__(self, where: str, value: object, rule: str, fix: str) -> None:
@@ -36,19 +38,19 @@ class ConfigError(FourPartError):
 
 
 class DataError(FourPartError):
-    """The data cannot be read, or are not what the task needs."""
+    """The dataset cannot be read or does not fit the task."""
 
 
 class StorageError(FourPartError):
-    """The run's storage cannot be used as asked."""
+    """The storage of the run cannot be used."""
 
 
 class ResumeError(FourPartError):
-    """There is nothing to resume, or what there is does not fit."""
+    """The run cannot be resumed with these settings."""
 
 
 class ResourceError(FourPartError):
-    """The cluster does not have what the run asks for."""
+    """The cluster lacks resources that the run requires."""
 
 
 class CheckpointError(RaytrainError):
@@ -56,11 +58,11 @@ class CheckpointError(RaytrainError):
 
 
 class TaskError(RaytrainError):
-    """The user's own code raised: the message is the user's traceback.
+    """The task's code raised; the message is its traceback.
 
     Args:
         traceback: the formatted traceback, ending with the exception's own line.
-        where: the hook and step, for example "loss at step 12 on rank 1".
+        where: hook and step, for example "loss at step 12 on rank 1".
     """
 
     def __init__(self, traceback: str, where: str) -> None:
@@ -72,17 +74,17 @@ class TaskError(RaytrainError):
 
 
 class WorkersLostError(RaytrainError):
-    """More workers were lost without a step in between than the run allows."""
+    """The failure budget `run.max_failures` is spent."""
 
 
-class DeadlyRowsError(RaytrainError):
-    """Worker processes died in the same step again and again, with the same rows.
+class PoisonRowsError(RaytrainError):
+    """Worker processes died repeatedly in the same step, with the same rows.
 
     Args:
-        step: in which they died; counts from 0.
-        logical: the logical workers whose rows each of them had.
-        cause: what Ray said of the last one.
-        rows: the rows, where they are known.
+        step: number of the step, from 0.
+        logical: the logical workers that were assigned to each of them.
+        cause: Ray's reason for the last death.
+        rows: row numbers of `train`, if known.
     """
 
     def __init__(self, step: int, logical: tuple[int, ...], cause: str, rows: tuple[int, ...] = ()) -> None:
@@ -90,12 +92,25 @@ class DeadlyRowsError(RaytrainError):
         self.step, self.logical, self.cause, self.rows = step, logical, cause, rows
 
     def __str__(self) -> str:
-        shares = ", ".join(map(str, self.logical))
+        logical = ", ".join(map(str, self.logical))
         shown = ", ".join(map(str, self.rows[:SHOWN_ROWS])) + (", ..." if len(self.rows) > SHOWN_ROWS else "")
         rows = f"\nits rows of train: {shown}" if self.rows else ""
-        where = f"step {self.step}, with the share of logical worker {shares}"
-        return f"the same rows killed their worker again and again: {where}: {self.cause}{rows}"
+        return f"workers died repeatedly on the same rows: step {self.step}, logical worker {logical}: {self.cause}{rows}"
 
 
 class InternalError(RaytrainError):
-    """A rule that raytrain itself must keep is broken: a bug, please report it."""
+    """An invariant of raytrain is broken: a bug, please report it."""
+
+
+def differences(name: str, old: Any, new: Any, separator: str = " -> ") -> list[str]:
+    """The differences between two plain values, one line each, as "name.key: old -> new"; dicts are compared by key."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        prefix = f"{name}." if name else ""
+        keys = dict.fromkeys([*old, *new])
+        return [line for key in keys for line in differences(f"{prefix}{key}", old.get(key), new.get(key), separator)]
+    return [] if old == new else [f"{name}: {_shortened(old)}{separator}{_shortened(new)}"]
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,6 +1,7 @@
-"""Where the files of a run lie: `<storage>/<name>/`, on any filesystem that pyarrow knows.
+"""Where are the files of a run? In `<storage>/<name>/`, on any filesystem that pyarrow supports.
 
-Knows paths and the few operations that all users of the run directory share; what is in the files is known elsewhere.
+Holds paths and the few operations that all users of a run directory share; the content of the files is defined elsewhere.
+Runs in every process.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class RunDir:
     """The directory of one run.
 
     Args:
-        filesystem: where it lies.
-        path: its path there, without a scheme.
-        is_local: whether it is on this machine's own filesystem.
+        filesystem: the filesystem.
+        path: the path on it, without a scheme.
+        is_local: whether it is this machine's own filesystem.
     """
 
     filesystem: fs.FileSystem
@@ -34,7 +35,7 @@ class RunDir:
 
     @classmethod
     def at(cls, storage: str, name: str) -> RunDir:
-        """The directory of run `name` below `storage`, a path (made absolute) or a URI."""
+        """The directory of run `name` in `storage`, which is a path (made absolute) or a URI."""
         if "://" in storage:
             filesystem, root = fs.FileSystem.from_uri(storage)
         else:
@@ -48,17 +49,17 @@ class RunDir:
         return bool(self.filesystem.get_file_info(self.child(*names)).type != fs.FileType.NotFound)
 
     def read_json(self, *names: str) -> Any:
-        """Raises FileNotFoundError where there is no such file, ValueError where it is not JSON."""
+        """Raises FileNotFoundError if there is no such file, ValueError if it is not JSON."""
         with self.filesystem.open_input_stream(self.child(*names)) as stream:
             return json.loads(stream.read())
 
     def write_json(self, value: Any, *names: str, default: Callable[[Any], Any] | None = None) -> None:
-        """Writes the file whole or not at all, as far as the filesystem can move files.
+        """Writes the file atomically, as far as the filesystem can rename files.
 
         Args:
             value: plain values.
-            names: of the file, below this directory.
-            default: makes something plain of what JSON does not know, which is refused otherwise.
+            names: path of the file below this directory.
+            default: converts values that JSON does not support, as in `json.dumps`.
         """
         self.filesystem.create_dir(self.child(*names[:-1]), recursive=True)
         data = json.dumps(value, indent=1, default=default).encode()

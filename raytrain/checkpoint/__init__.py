@@ -1,5 +1,5 @@
-"""Checkpoints that are complete or absent: the state of a run as files, where they lie, and which of them are kept.
+"""Checkpoints are complete or absent.
 
-`state` turns a live run into files and back, `store` writes and verifies them, `retention` chooses what may go, and
-`saver` does all of that behind the training thread's back.
+`state` converts a live run to files and back, `store` writes and verifies them, `manifest` defines what a checkpoint is and
+which ones are kept, and `saver` does all of that in a background thread.
 """

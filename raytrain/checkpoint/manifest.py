@@ -1,26 +1,28 @@
-"""What makes a directory of files a checkpoint? Its manifest, which is written last and says what must be there.
+"""What is a checkpoint, which one is the best, and which ones may be deleted?
 
-Values and their JSON form only: nothing here touches a filesystem. Used in rank 0's process (writing) and in the driver
-(listing, resuming).
+A directory is a checkpoint if it has a manifest, written last, that lists its files. Pure values and functions: nothing
+here touches a filesystem. A score that is missing, NaN or infinite ranks worst, so a diverged run never displaces a good
+checkpoint. Used in rank 0's process (writing) and in the driver (listing, resuming).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from raytrain.config import parse_best
 from raytrain.errors import CheckpointError
 
 FORMAT: Literal[1] = 1
-"""Version of the layout of a checkpoint's directory; another one is not read, and never deleted."""
+"""Version of the layout of a checkpoint directory; other versions are neither read nor deleted."""
 
 CLONED_FROM = "cloned_from"
-"""Key in `Manifest.run` of a checkpoint that another run has saved, under other settings of the optimizer."""
+"""Key in `Manifest.run` of a checkpoint that another run saved, with other optimizer settings."""
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 
@@ -40,11 +42,11 @@ class Manifest:
     """The content of a checkpoint.
 
     Args:
-        step: finished optimizer steps.
+        step: number of finished optimizer steps.
         created: Unix time in seconds.
-        files: what lies beside the manifest, by name.
-        metrics: evaluation metrics of these weights by name, "valid/loss" for example; may be NaN or infinite.
-        run: plain values of the run that a resume compares, such as num_logical, global_batch, the data's fingerprint.
+        files: the other files of the directory, by name.
+        metrics: evaluation metrics of these weights by name, for example "valid/loss"; may be NaN or infinite.
+        run: plain values of the run that a resume compares, for example num_logical.
         format: version of the layout.
     """
 
@@ -61,7 +63,7 @@ class Manifest:
         return sum(entry.size_bytes for entry in self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values. JSON has no NaN: metrics that are not finite become "nan", "inf" and "-inf"."""
+        """Plain values. JSON has no NaN: non-finite metrics become "nan", "inf" and "-inf"."""
         metrics = {key: float(value) for key, value in self.metrics.items()}
         return {
             "format": self.format,
@@ -74,10 +76,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: object) -> Manifest:
-        """The manifest that `to_json` was called on.
+        """The inverse of `to_json`.
 
         Raises:
-            CheckpointError: a part is missing or is not what it should be, or the format is another version's.
+            CheckpointError: a field is missing or invalid, or the format is another version.
         """
         if not isinstance(value, dict) or "format" not in value:
             raise CheckpointError("the manifest is not an object with a format")
@@ -94,7 +96,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: the name of its directory, its step, and its manifest."""
+    """A complete checkpoint: directory name, number of finished steps, and manifest."""
 
     name: str
     step: int
@@ -102,18 +104,18 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts from old to new: by step, then by attempt."""
+        """Sort key from old to new: step, then attempt."""
         return parse_name(self.name) or (self.step, 0)
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A directory that is no checkpoint, and why."""
+    """A directory that is not a checkpoint, and the reason."""
 
     name: str
     reason: str
     is_leftover: bool = False
-    """True where there is no manifest: an unfinished save or an unfinished deletion, of no use to anybody."""
+    """Whether it has no manifest: an unfinished save or deletion, which can be removed."""
 
 
 def directory_name(step: int, attempt: int) -> str:
@@ -122,6 +124,51 @@ def directory_name(step: int, attempt: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """(step, attempt) of a directory's name, None if it is no checkpoint's."""
+    """(step, attempt) of a directory name; None if it is not the name of a checkpoint."""
     match = _DIRECTORY.fullmatch(name)
     return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def to_delete(
+    checkpoints: Iterable[Checkpoint],
+    keep_newest: int,
+    keep_best: int,
+    best: str,
+    verified: str = "",
+    pinned: Collection[str] = (),
+) -> list[Checkpoint]:
+    """The checkpoints that are neither among the newest nor among the best, oldest first.
+
+    Args:
+        checkpoints: all complete checkpoints, in any order.
+        keep_newest: number of newest checkpoints to keep; at least one is kept.
+        keep_best: number of best checkpoints to keep.
+        best: "min:metric" or "max:metric".
+        verified: name of the newest checkpoint with verified digests, which is kept. It may not be the newest by step:
+            after a fallback to an older checkpoint, the damaged newer one still exists.
+        pinned: names of checkpoints to keep because other runs refer to them.
+    """
+    by_age = sorted(checkpoints, key=lambda checkpoint: checkpoint.order)
+    keep = {checkpoint.name for checkpoint in by_age[-max(1, keep_newest) :]} | {verified, *pinned}
+    keep |= {checkpoint.name for checkpoint in ranked(by_age, best)[:keep_best]}
+    return [checkpoint for checkpoint in by_age if checkpoint.name not in keep]
+
+
+def best_of(checkpoints: Iterable[Checkpoint], best: str) -> Checkpoint | None:
+    """The best checkpoint; the newest one if no score is finite, None if there is none."""
+    return next(iter(ranked(checkpoints, best)), None)
+
+
+def ranked(checkpoints: Iterable[Checkpoint], best: str) -> list[Checkpoint]:
+    """From best to worst; the newer one first if scores are equal."""
+    newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.order, reverse=True)
+    return sorted(newest_first, key=lambda checkpoint: _loss(checkpoint, best))
+
+
+def _loss(checkpoint: Checkpoint, best: str) -> float:
+    """The score with the sign with which smaller is better; infinite if it is not finite."""
+    mode, metric = parse_best(best)
+    score = checkpoint.manifest.metrics.get(metric, math.nan)
+    if not math.isfinite(score):
+        return math.inf
+    return -score if mode == "max" else score

@@ -1,7 +1,7 @@
-"""Who writes checkpoints while training goes on? One background thread of rank 0's process.
+"""How are checkpoints saved while training continues? By one background thread of rank 0's process.
 
-The training thread hands over a snapshot; the thread serialises it, writes it, tells of it, and deletes what need not
-be kept. A store that fails is an event and `last_error`, never an exception in the training thread.
+The training thread submits a snapshot; the background thread serializes it, writes it, emits the event, and applies
+retention. A storage failure becomes an event and `last_error`, never an exception in the training thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from raytrain.checkpoint.retention import to_delete
+from raytrain.checkpoint.manifest import to_delete
 from raytrain.checkpoint.state import Snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.errors import CheckpointError, StorageError
@@ -19,16 +19,15 @@ from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
 
 
 class Saver:
-    """Saves snapshots behind the training thread's back, one at a time.
+    """Saves snapshots in the background, one at a time.
 
     Args:
-        store: where checkpoints go.
-        keep_newest: newest checkpoints to keep.
-        keep_best: best checkpoints to keep besides.
-        best: "min:metric" or "max:metric".
-        emit: takes the events; called from both threads.
-        before_write: called in the thread before a snapshot is written; what must be known before the checkpoint exists.
-        max_stall_s: the longest that `save` waits for the previous snapshot before it gives up on the new one.
+        store: the checkpoint store.
+        keep_newest, keep_best, best: as in `to_delete`.
+        emit: receives the events; called from both threads.
+        before_write: called in the background thread before a snapshot is written, for what must happen before the
+            checkpoint exists.
+        max_stall_s: maximum time that `save` waits for the previous snapshot before it drops the new one.
     """
 
     def __init__(
@@ -48,17 +47,17 @@ class Saver:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
         self.newest_step: int | None = None
-        """Finished steps of the newest snapshot that was handed over; None before the first."""
+        """Finished steps of the newest submitted snapshot; None before the first."""
         self.last_error: BaseException | None = None
-        """Why the latest save failed; None if it did not."""
+        """Error of the latest save; None if it succeeded."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written."""
+        """Whether no snapshot is being written."""
         return self._in_flight is None or self._in_flight.done()
 
     def save(self, snapshot: Snapshot, metrics: Mapping[str, float], run: Mapping[str, Any]) -> None:
-        """Hands a snapshot over; waits only while the previous one is still being written.
+        """Submits a snapshot. Blocks only while the previous one is still being written.
 
         Args:
             snapshot: the state to save.
@@ -68,21 +67,23 @@ class Saver:
         start, self.newest_step = time.monotonic(), snapshot.step
         if not self.wait(self._max_stall_s):
             waited_s = time.monotonic() - start
-            self._failed(snapshot.step, CheckpointError(f"the previous one is still being written after {waited_s:.0f} s"))
+            self._failed(
+                snapshot.step, CheckpointError(f"the previous checkpoint is still being written after {waited_s:.0f} s")
+            )
             return
         stall_s = snapshot.seconds + time.monotonic() - start
         writing = self._thread.submit(self._write, snapshot, dict(metrics), dict(run), stall_s)
-        # A task of its own, since a Future holds whatever the first one raises, expected or not.
-        self._in_flight = self._thread.submit(self._settle, snapshot.step, writing)
+        # A second task: the future of the first one holds any exception, expected or not.
+        self._in_flight = self._thread.submit(self._finish, snapshot.step, writing)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until nothing is being written, and says whether that is so; None waits for as long as it takes."""
+        """Waits until no snapshot is being written; returns False on timeout. None waits without a limit."""
         if self._in_flight is not None:
             wait([self._in_flight], timeout_s)
         return self.idle
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Waits as `wait` does and ends the thread; `save` must not be called afterwards."""
+        """Waits as `wait` and ends the thread; `save` must not be called afterwards."""
         done = self.wait(timeout_s)
         self._thread.shutdown(wait=done)
         return done
@@ -103,9 +104,9 @@ class Saver:
         self._retain(snapshot.step, checkpoint.name)
 
     def _retain(self, step: int, just_written: str) -> None:
-        """Deletes what need not be kept, and what saves left that were killed, or that failed and could not tidy up.
+        """Applies retention, and deletes the remains of killed or failed saves.
 
-        A failure is told, but the checkpoint that was just written is good.
+        Emits an event on failure; the checkpoint that was just written stays valid.
         """
         try:
             found = self._store.list()
@@ -114,9 +115,13 @@ class Saver:
                 self._store.delete(old)
             self._store.delete_incomplete()
         except (CheckpointError, StorageError) as error:
-            self._emit(CheckpointFailed(step=step, reason=f"{just_written} is saved, but old ones stay: {error}"))
+            self._emit(
+                CheckpointFailed(
+                    step=step, reason=f"{just_written} is saved, but old checkpoints could not be deleted: {error}"
+                )
+            )
 
-    def _settle(self, step: int, writing: Future[None]) -> None:
+    def _finish(self, step: int, writing: Future[None]) -> None:
         self.last_error = writing.exception()
         if self.last_error:
             self._failed(step, self.last_error)

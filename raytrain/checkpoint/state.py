@@ -1,7 +1,7 @@
-"""The state of a run as files, and back: weights as safetensors, everything else as what plain `torch.load` opens.
+"""How is the state of a run converted to files and back? Weights as safetensors, the rest for plain `torch.load`.
 
-A snapshot is a copy in host memory that shares nothing with the live objects: taking it stalls training, turning it
-into bytes and writing those does not. Runs in the workers' processes; it never touches a filesystem.
+A snapshot is a copy in host memory that shares nothing with the live objects: taking it blocks training, serializing it
+does not. Runs in the workers' processes; never touches a filesystem.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import io
 import pickle
 import sys
 import time
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from raytrain.checkpoint.settings import advance, load_under_own_settings
 from raytrain.errors import CheckpointError, ResumeError
 
 MODEL = "model.safetensors"
@@ -34,7 +33,7 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 class Restored(NamedTuple):
-    """What a restored state says besides what is in the live objects; see `Snapshot`."""
+    """The parts of a restored state that are not in the live objects; see `Snapshot`."""
 
     step: int
     exponents: list[int]
@@ -45,11 +44,11 @@ class Snapshot:
     """A host copy of the state after `step` finished steps.
 
     Args:
-        step: finished steps.
-        model: tensors by the keys of the model's `state_dict`, each contiguous and with memory of its own.
+        step: number of finished steps.
+        model: tensors by the keys of the model's `state_dict`, each contiguous and with its own memory.
         rest: "optimizer", "scheduler" (or None), "step", "exponents" (of exact sums), "kinds" (class names), and
-            "model_extra", the entries of the model's `state_dict` that are no tensors.
-        seconds: how long the copy took.
+            "model_extra", the entries of the model's `state_dict` that are not tensors.
+        seconds: duration of the copy.
     """
 
     step: int
@@ -61,26 +60,26 @@ class Snapshot:
         """The state as `model.safetensors` and `state.pt`.
 
         Raises:
-            CheckpointError: `torch.load` would not open a value by default, or safetensors does not know a dtype.
+            CheckpointError: `torch.load` would refuse a value by default, or safetensors does not support a dtype.
         """
         return {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
 
     def to_bytes(self) -> bytes:
-        """The same state in one piece, for a worker that joins. Raises CheckpointError as `files`."""
+        """The same state as one byte string, for a joining worker. Raises CheckpointError as `files`."""
         return _plain_bytes({"model": self.model, **self.rest})
 
 
 def snapshot(
     model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int, exponents: Sequence[int] = ()
 ) -> Snapshot:
-    """Copies the state to the host; returns when the copy is complete.
+    """Copies the state to host memory; returns when the copy is complete.
 
     Args:
         model: the bare model, not wrapped in DDP.
-        optimizer: its optimizer, which may not have taken a step yet.
-        scheduler: the schedule of the optimizer, or None.
-        step: finished steps.
-        exponents: those of the sums of gradients, where they are exact.
+        optimizer: its optimizer, possibly before its first step.
+        scheduler: the learning rate scheduler, or None.
+        step: number of finished steps.
+        exponents: exponents of the exact gradient sums, with `run.exactness` bitwise.
     """
     start = time.monotonic()
     entries = {key: _copy(value) for key, value in model.state_dict().items()}
@@ -93,7 +92,7 @@ def snapshot(
         "model_extra": {key: value for key, value in entries.items() if not isinstance(value, Tensor)},
     }
     if any(parameter.is_cuda for parameter in model.parameters()):
-        torch.cuda.current_stream().synchronize()  # the copies from a GPU are only queued until here
+        torch.cuda.current_stream().synchronize()  # copies from a GPU are asynchronous
     tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
     return Snapshot(step, tensors, rest, time.monotonic() - start)
 
@@ -105,14 +104,15 @@ def restore(
     scheduler: LRScheduler | None,
     keeps_settings: bool = False,
 ) -> Restored:
-    """Loads `model.safetensors` and `state.pt` into live objects, on whatever device they are.
+    """Loads `model.safetensors` and `state.pt` into live objects on any device.
 
     Args:
-        keeps_settings: learning rates and the like stay those of the live objects, see `settings`.
+        keeps_settings: keep the learning rates and other settings of the live optimizer and scheduler, and load only
+            the optimizer's state per parameter, such as momentum.
 
     Raises:
-        CheckpointError: one of the two files is not there, or holds objects, whose code is not run.
-        ResumeError: model, optimizer or scheduler are not those that were saved; the model is unchanged then.
+        CheckpointError: a file is missing, or contains pickled objects (their code is not run).
+        ResumeError: model, optimizer or scheduler do not match; the model is unchanged.
     """
     for name in (MODEL, STATE):
         if name not in files:
@@ -121,7 +121,7 @@ def restore(
 
 
 def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
-    """Loads what `Snapshot.to_bytes` made. Raises ResumeError as `restore`."""
+    """Loads the result of `Snapshot.to_bytes`. Raises ResumeError as `restore`."""
     rest = _open(data)
     return _load(rest.pop("model"), rest, model, optimizer, scheduler)
 
@@ -135,34 +135,44 @@ def _load(
     keeps_settings: bool = False,
 ) -> Restored:
     entries = {**tensors, **rest["model_extra"]}
-    difference = _difference(model.state_dict(), entries)
-    if difference:
-        raise _differs("model", difference, "the model has the parameters and buffers of the checkpoint's")
+    if difference := _difference(model.state_dict(), entries):
+        raise _differs("model", difference, "the model has the parameters and buffers of the checkpoint")
     for role, kind in _kinds(optimizer, scheduler).items():
         if kind != rest["kinds"][role]:
             saved = rest["kinds"][role]
-            raise _differs(role, f"{kind or 'none'} here, {saved or 'none'} in the checkpoint", "it is of the same kind")
+            raise _differs(role, f"{kind or 'none'} here, {saved or 'none'} in the checkpoint", "both have the same class")
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        load = partial(load_under_own_settings, optimizer) if keeps_settings else optimizer.load_state_dict
-        load(rest["optimizer"])
+        optimizer.load_state_dict(rest["optimizer"])
     except ValueError as error:
         raise _differs("optimizer", str(error), "it has the parameter groups of the checkpoint's") from error
     model.load_state_dict(entries, strict=True)
+    if keeps_settings:
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
     if scheduler and keeps_settings:
-        advance(scheduler, int(rest["step"]))
+        _advance(scheduler, int(rest["step"]))
     elif scheduler:
         scheduler.load_state_dict(rest["scheduler"])
     return Restored(int(rest["step"]), list(rest["exponents"]))
 
 
-def _copy(value: Any) -> Any:
-    """A copy without live tensors; numpy scalars become numbers. Other objects stay, to be refused by name later.
+def _advance(scheduler: LRScheduler, num_steps: int) -> None:
+    """Moves a new scheduler, with the learning rates of its optimizer, to its state after `num_steps` steps."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")  # the optimizer made no step
+        for _ in range(num_steps):
+            scheduler.step()
 
-    Equal texts become one object, since pickle writes the second mention of an object as a reference: so the bytes of equal
-    states are equal, whether they were restored or not.
+
+def _copy(value: Any) -> Any:
+    """A copy without live tensors; numpy scalars become numbers. Other objects are kept, and refused by name later.
+
+    Interns strings, because pickle writes the second occurrence of an object as a reference: the bytes of equal states are
+    equal, restored or not.
     """
     if isinstance(value, Tensor):
-        on_gpu = value.is_cuda  # pinned memory lets the copies queue up and run at the full speed of the bus
+        on_gpu = value.is_cuda  # pinned memory makes the copies asynchronous
         host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=on_gpu)
         return host.copy_(value.detach(), non_blocking=on_gpu)
     if isinstance(value, np.generic):
@@ -181,7 +191,7 @@ def _model_bytes(tensors: Mapping[str, Tensor]) -> bytes:
         return bytes(safetensors.torch.save(dict(tensors)))
     except KeyError as error:
         keys = [key for key, tensor in tensors.items() if tensor.dtype in error.args]
-        raise CheckpointError(f"{MODEL}: safetensors has no {error}, the type of {_some(keys)}") from error
+        raise CheckpointError(f"{MODEL}: safetensors does not support {error}, the dtype of {_some(keys)}") from error
 
 
 def _plain_bytes(value: dict[str, Any]) -> bytes:
@@ -195,11 +205,11 @@ def _open(data: bytes) -> dict[str, Any]:
     try:
         return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{STATE} holds more than tensors and plain values, and is not opened") from error
+        raise CheckpointError(f"{STATE} contains more than tensors and plain values, and is not loaded") from error
 
 
 def _refuse_objects(value: Any, where: str) -> None:
-    """Raises CheckpointError for what is neither a plain value nor a tensor, naming its place."""
+    """Raises CheckpointError for a value that is neither plain nor a tensor, and names its path."""
     kind = type(value)
     if kind in _MAPPINGS:
         for key, item in value.items():
@@ -211,7 +221,7 @@ def _refuse_objects(value: Any, where: str) -> None:
     elif kind not in _LEAVES:
         raise CheckpointError(
             f"{STATE}: {where} is a {kind.__module__}.{kind.__qualname__}, which plain torch.load would refuse; "
-            "a state holds tensors, numbers, texts, lists and dicts"
+            "a state contains tensors, numbers, strings, lists and dicts"
         )
 
 
@@ -220,21 +230,21 @@ def _kinds(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, str
 
 
 def _difference(here: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """How the entries of a model differ from the saved ones, for people; empty if they do not."""
+    """How the entries of a model differ from the saved ones; empty if they match."""
     parts = []
     if missing := [key for key in here if key not in saved]:
         parts.append(f"not in the checkpoint: {_some(missing)}")
     if unexpected := [key for key in saved if key not in here]:
         parts.append(f"only in the checkpoint: {_some(unexpected)}")
     pairs = [(key, _form(here[key]), _form(saved[key])) for key in here if key in saved]
-    if changed := [f"{key} ({now} here, {then} there)" for key, now, then in pairs if now != then]:
-        parts.append(f"of another form: {_some(changed)}")
+    if changed := [f"{key} ({now} here, {then} in the checkpoint)" for key, now, then in pairs if now != then]:
+        parts.append(f"of another dtype or shape: {_some(changed)}")
     return "; ".join(parts)
 
 
 def _form(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return "no tensor"
+        return "not a tensor"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
@@ -243,5 +253,5 @@ def _some(names: list[str]) -> str:
 
 
 def _differs(where: str, value: str, rule: str) -> ResumeError:
-    fix = f"the {where} differs from the checkpoint's: bring back its settings, or start a run under another name"
+    fix = f"restore the {where} of the run, or choose another run.name"
     return ResumeError(where, value, rule, fix)

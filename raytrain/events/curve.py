@@ -1,6 +1,7 @@
-"""Which steps make up the result of a run, and what happened in each? The whole curve, for the audit, tests and users.
+"""Which steps make up the result of a run? The complete curve, one record per committed step.
 
-Steps that were done and then undone, because training went on from an older checkpoint, are left out.
+Steps that a restored older checkpoint undid are left out. A pure function of the events, for the audit, tests and
+users, in any process.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class StepRecord:
     Args:
         step: counts from 0.
         loss: global loss, per unit of weight.
-        weight: total weight of the global batch (rows, or tokens).
-        rows: rows of the global batch.
-        learning_rate: the one that the optimizer used in this step.
+        weight: total weight of the global batch, in rows or tokens.
+        rows: number of rows of the global batch.
+        learning_rate: learning rate of this step.
         finished: Unix time in seconds.
-        data_wait_s: seconds for which the leader waited for its rows.
-        row_ids: the rows that were trained on, packed by `events.rows.pack`; None without audit.
+        data_wait_s: seconds for which the leader waited for data.
+        row_ids: the rows that were trained on, packed by `events.row_ids.pack`; None without audit.
     """
 
     step: int

@@ -1,25 +1,25 @@
-"""What happened in a run, as values: the only pipe from what trains to what shows.
+"""What can happen in a run? One frozen dataclass per kind of event, and its JSON form.
 
-Each kind is a frozen dataclass of plain values, so it is one line of JSON in `events.jsonl`. Times are Unix seconds.
-Producers are the driver, the controller and the workers; nobody changes an event after it is made.
+Events hold plain values only, so each is one line of JSON in `events.jsonl`. Times are Unix seconds. The driver, the
+controller and the workers emit events; viewers, the audit and the ledger read them. Writing them is in `log`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
     kind: ClassVar[str] = ""
     time: float = 0.0
-    """Unix time in seconds; the sink fills it in where the producer left 0."""
+    """Unix time in seconds; the event writer sets it where the producer left 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """A driver begins, or goes on with, the run."""
+    """A driver starts or resumes the run."""
 
     kind: ClassVar[str] = "run_started"
     name: str
@@ -32,17 +32,17 @@ class RunStarted(Event):
     workers: tuple[int, int]
     num_parameters: int | None = None
     threads: int | None = None
-    """Of PyTorch, in each worker."""
+    """PyTorch threads in each worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateRestored(Event):
-    """The state of step `step` is where training goes on: steps above it that were recorded earlier do not count."""
+    """Training continues from the state after `step` steps; later steps that were recorded before are void."""
 
     kind: ClassVar[str] = "state_restored"
     step: int
     checkpoint: str
-    """Name of the checkpoint's directory; empty for fresh initial weights (step 0)."""
+    """Name of the checkpoint's directory; empty for initial weights (step 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,13 @@ class GenerationFormed(Event):
     cause: str
     """"start", "loss", "join" or "drain"."""
     pause_s: float = 0.0
-    """From the last finished step of the leader to here; 0 for the first generation. The parts of it:"""
+    """Seconds since the leader's last finished step; 0 for the first generation. The next three fields are parts of it."""
     redone_s: float = 0.0
-    """spent on the step in flight, which is done again;"""
+    """Spent on the step in flight, which is repeated."""
     detecting_s: float = 0.0
-    """until the leader noticed that a peer was gone, beyond the time that a step takes;"""
+    """Until the leader noticed the failure of a peer, beyond the time of a step."""
     waiting_s: float = 0.0
-    """at the door, with fewer workers than the run needs. The rest is re-forming."""
+    """In the join barrier with fewer than `min_workers` workers. The rest of the pause is re-forming."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +85,20 @@ class WorkerStarting(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionsTold(Event):
-    """What a worker's floating-point results depend on in their last bits, besides the data and the code."""
+class WorkerEnvironment(Event):
+    """Properties of a worker that can change the last bits of floating-point results."""
 
-    kind: ClassVar[str] = "conditions_told"
+    kind: ClassVar[str] = "worker_environment"
     worker: str
     device: str
-    """Name of the GPU, or "CPU" and its vector instructions."""
+    """Name of the GPU, or "CPU" with its vector instruction set."""
     torch: str
     threads: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
-    """A worker's process is gone, unplanned."""
+    """A worker process failed or was killed."""
 
     kind: ClassVar[str] = "worker_lost"
     worker: str
@@ -108,23 +108,23 @@ class WorkerLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerLeaving(Event):
-    """A worker is to leave after its step, since its node is announced to go away, or since others need its place."""
+class WorkerDraining(Event):
+    """A worker exits after its current step, because its node drains or its resources are needed elsewhere."""
 
-    kind: ClassVar[str] = "worker_leaving"
+    kind: ClassVar[str] = "worker_draining"
     worker: str
     node: str
     deadline: float
-    """Unix time in seconds at which the node goes; 0 if that is not known."""
+    """Unix time in seconds at which the node terminates; 0 if unknown."""
     reason: str = ""
-    """Empty where the node is going away."""
+    """Empty if the node drains."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerLeft(Event):
-    """A worker has left as it was asked to; nothing is lost by that."""
+class WorkerDrained(Event):
+    """A worker exited after a drain; no step is lost."""
 
-    kind: ClassVar[str] = "worker_left"
+    kind: ClassVar[str] = "worker_drained"
     worker: str
     node: str
     pid: int
@@ -140,9 +140,9 @@ class WaitingForWorkers(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
-    """Committed steps `first_step`, `first_step + 1`, ...; all lists have one value per step.
+    """Committed steps `first_step`, `first_step + 1`, ...; each list has one value per step.
 
-    Step numbers count from 0: step s is the one that takes the run from s to s + 1 finished steps.
+    Step numbers start at 0: step s takes the run from s to s + 1 finished steps.
     """
 
     kind: ClassVar[str] = "steps_done"
@@ -155,14 +155,14 @@ class StepsDone(Event):
     finished: list[float]
     """Unix time in seconds at which each step was committed."""
     data_waits: list[float] = field(default_factory=list)
-    """Seconds of each step for which the leader waited for its rows."""
+    """Seconds for which the leader waited for data, in each step."""
     row_ids: list[str] | None = None
-    """With audit: the rows that were trained on in each step, packed by `events.rows.pack`."""
+    """With `run.audit`: the rows of each step, packed by `events.row_ids.pack`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event):
-    """The loss or gradient of a step was not finite: its rows count as used, the weights stayed as they were."""
+    """The loss or gradient was not finite: the rows count as used, the weights are unchanged."""
 
     kind: ClassVar[str] = "step_skipped"
     step: int
@@ -171,7 +171,7 @@ class StepSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationDone(Event):
-    """Metrics by name, "valid/loss" for example, on the weights after `step` finished steps."""
+    """Metrics by name, for example "valid/loss", of the weights after `step` finished steps."""
 
     kind: ClassVar[str] = "evaluation_done"
     step: int
@@ -189,7 +189,7 @@ class CheckpointSaved(Event):
     size_bytes: int
     seconds: float
     stall_s: float
-    """Seconds for which training stood still."""
+    """Seconds for which training was blocked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,32 +201,32 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StateDigest(Event):
-    """The bits of the weights and of the optimizer's state after `step` finished steps."""
+    """Digests of the weights and the optimizer state after `step` finished steps."""
 
     kind: ClassVar[str] = "state_digest"
     step: int
     digest: str
-    """SHA-256 over all of them, in hexadecimal digits."""
+    """SHA-256 over all tensors, hexadecimal."""
     tensors: dict[str, str]
-    """The first 16 digits of the SHA-256 of each, by the tensor's name."""
+    """First 16 hexadecimal digits of the SHA-256 of each tensor, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultInjected(Event):
-    """Somebody rehearses: a fault was caused on purpose, by `raytrain chaos`."""
+    """`raytrain chaos` injected a fault."""
 
     kind: ClassVar[str] = "fault_injected"
     fault: str
     """"kill", "stop", "drain" or "node"."""
     target: str
-    """The worker, or the node's address."""
+    """Name of the worker, or address of the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed(Event):
-    """A line that the user's code wrote in a worker."""
+class OutputLine(Event):
+    """A line that the user's code wrote to stdout or stderr in a worker."""
 
-    kind: ClassVar[str] = "printed"
+    kind: ClassVar[str] = "output"
     rank: int
     stream: str
     """"stdout" or "stderr"."""
@@ -243,3 +243,25 @@ class RunEnded(Event):
 
 
 KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__() if cls.kind}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as a JSON object, `kind` first."""
+    return {"kind": event.kind, **asdict(event)}
+
+
+def from_json(value: dict[str, Any]) -> Event | None:
+    """The event, or None if this version does not know its kind or its fields."""
+    cls = KINDS.get(value.get("kind", ""))
+    if cls is None:
+        return None
+    names = {one.name for one in fields(cls)}
+    values = {key: item for key, item in value.items() if key in names}
+    if cls is GenerationFormed:
+        values["members"] = [Member(**member) for member in values["members"]]
+    if cls is RunStarted:
+        values["workers"] = tuple(values["workers"])
+    try:
+        return cls(**values)
+    except TypeError:
+        return None

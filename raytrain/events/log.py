@@ -1,8 +1,8 @@
-"""Where are the events of a run kept? In `events.jsonl` of its directory, one line each, only ever added to.
+"""Where are the events of a run stored? In `events.jsonl` of its directory, one line each, append-only.
 
-`EventLog` writes them and runs in one actor beside the driver; `read` is for viewers, in any process, also while the
-run goes on. A step is written once, however often a worker sends it. Nothing here decides what an event means for a
-viewer; that is `view`.
+`EventLog` writes the file; `EventWriter` is the same as a Ray actor on the driver's node. `read` is for viewers, in any
+process, also during the run. Each step is written once, even if several workers report it. What an event means is
+decided elsewhere (`view`, `goodput`, `curve`).
 """
 
 from __future__ import annotations
@@ -14,63 +14,62 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyarrow import fs
 
-from raytrain.events.kinds import Event, StepsDone
-from raytrain.events.recorded import RecordedSteps
-from raytrain.events.values import from_json, to_json
+from raytrain.events.kinds import Event, StateRestored, StepsDone, from_json, to_json
 from raytrain.rundir import EVENTS, RunDir
 
-REWRITE_S = 10.0  # an object store cannot append: the whole object is written again, at most this often
+REWRITE_S = 10.0
+"""Minimum time between two writes to an object store, which cannot append: each one writes the whole object."""
 
 
 class EventLog:
-    """The events of a run, numbered from 0 through the whole file, those that others have added to it too.
+    """The events of a run, numbered from 0 through the whole file, including lines that other processes append.
+
+    A full disk or a transient storage error loses nothing: lines stay in memory and are retried; `failure` holds the
+    error until they are written.
 
     Args:
-        run_dir: the run's directory, made if it is not there.
+        run_dir: the run's directory; created if missing.
         clock: Unix time in seconds.
-
-    A full disk or a passing fault of the store loses nothing: lines wait in memory and are tried again; `failure` says
-    why, until they are written.
     """
 
     def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._events = [_without_rows(event) for event in read(run_dir)]
         self._first_kept = 0
-        self._steps = RecordedSteps(self._events)
-        self._sink: _Sink = _LocalSink(run_dir) if run_dir.is_local else _ObjectSink(run_dir, clock)
+        self._steps = _RecordedSteps(self._events)
+        self._file: _LogFile = _LocalFile(run_dir) if run_dir.is_local else _ObjectFile(run_dir, clock)
         self.opened_at = len(self._events)
-        """How many events there were before this process: the number of the first one that it appends."""
+        """Number of events before this process, so the number of the first one that it appends."""
         self.failure: OSError | None = None
-        """Why the newest lines are not in the file yet; None if they are."""
+        """Why the newest lines are not written yet; None if they are."""
 
     def append(self, events: Iterable[Event]) -> None:
-        """Adds events, with the time where it is missing, without the steps that were recorded before."""
+        """Appends events. Sets missing times, leaves out steps that are already recorded."""
         new = [_timed(kept, self._clock()) for event in events for kept in self._steps.only_new(event)]
-        self._sink.add("".join(json.dumps(to_json(event)) + "\n" for event in new).encode())
-        self._try(self._sink.write)
+        self._file.add("".join(json.dumps(to_json(event)) + "\n" for event in new).encode())
+        self._try(self._file.write)
         self._take_others()
         self._events.extend(map(_without_rows, new))
 
     def since(self, number: int) -> list[Event]:
-        """Events `number`, `number + 1`, ..., without row ids; those before it are forgotten (one reader polls)."""
-        self._try(self._sink.write)
+        """Events `number`, `number + 1`, ..., without row ids. Earlier ones are dropped from memory: there is one reader."""
+        self._try(self._file.write)
         self._take_others()
         del self._events[: max(0, number - self._first_kept)]
         self._first_kept = max(self._first_kept, number)
         return list(self._events)
 
     def close(self) -> None:
-        """Writes what is left; raises OSError if that fails."""
-        self._sink.close()
+        """Writes pending lines. Raises OSError if that fails."""
+        self._file.close()
         self.failure = None
 
     def _take_others(self) -> None:
-        found = map(parse_line, self._sink.take_others().split(b"\n"))
+        found = map(parse_line, self._file.take_others().split(b"\n"))
         self._events += [_without_rows(event) for event in found if event is not None]
 
     def _try(self, write: Callable[[], None]) -> None:
@@ -81,10 +80,30 @@ class EventLog:
             self.failure = error
 
 
-def read(run_dir: RunDir) -> Iterator[Event]:
-    """The events of a run, oldest first; none if it has no log yet.
+class EventWriter:
+    """The event log as a Ray actor: every process appends, the driver polls. Ray restarts it: its state is the file."""
 
-    Lines that this version does not know, and a last line that is still being written, are left out.
+    def __init__(self, storage: str, name: str) -> None:
+        self._log = EventLog(RunDir.at(storage, name))
+
+    def opened_at(self) -> int:
+        """Number of events before this driver."""
+        return self._log.opened_at
+
+    def append(self, events: list[Event]) -> None:
+        self._log.append(events)
+
+    def since(self, number: int) -> list[Event]:
+        return self._log.since(number)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def read(run_dir: RunDir) -> Iterator[Event]:
+    """The events of a run, oldest first; empty if it has no log yet.
+
+    Skips lines of an unknown version and an incomplete last line.
     """
     try:
         stream = run_dir.filesystem.open_input_stream(run_dir.child(EVENTS))
@@ -98,7 +117,7 @@ def read(run_dir: RunDir) -> Iterator[Event]:
 
 
 def parse_line(line: bytes) -> Event | None:
-    """The event of a line of the log, or None for one that this version does not know, or that is not whole."""
+    """The event of one line, or None if the line is incomplete or of an unknown version."""
     try:
         value = json.loads(line)
         return from_json(value) if isinstance(value, dict) else None
@@ -114,7 +133,57 @@ def _without_rows(event: Event) -> Event:
     return replace(event, row_ids=None) if isinstance(event, StepsDone) and event.row_ids else event
 
 
-class _Sink(Protocol):
+class _RecordedSteps:
+    """Which steps the log contains: all below `_height`, and possibly some beyond a gap.
+
+    A gap occurs when the message of a failed worker arrives late or never. Every worker reports a step with the same
+    values, so the first report is kept.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._height = 0
+        self._beyond: set[int] = set()
+        for event in events:
+            self.only_new(event)
+
+    def only_new(self, event: Event) -> list[Event]:
+        """The event, or its parts with steps that are not recorded yet. Marks them as recorded."""
+        if isinstance(event, StateRestored):
+            self._height, self._beyond = event.step, set()
+        if not isinstance(event, StepsDone):
+            return [event]
+        new = [i for i in range(len(event.losses)) if self._add(event.first_step + i)]
+        if len(new) == len(event.losses):
+            return [event] if new else []
+        return [_slice(event, start, stop) for start, stop in _ranges(new)]
+
+    def _add(self, step: int) -> bool:
+        if step < self._height or step in self._beyond:
+            return False
+        self._beyond.add(step)
+        while self._height in self._beyond:
+            self._beyond.remove(self._height)
+            self._height += 1
+        return True
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """[0, 1, 4] -> (0, 2), (4, 5)."""
+    first = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield numbers[first], numbers[i - 1] + 1
+            first = i
+
+
+def _slice(event: StepsDone, start: int, stop: int) -> StepsDone:
+    names = ("losses", "weights", "rows", "learning_rates", "finished", "data_waits", "row_ids")
+    lists: dict[str, Any] = {name: getattr(event, name) for name in names}
+    parts = {name: values and values[start:stop] for name, values in lists.items()}
+    return replace(event, first_step=event.first_step + start, **parts)
+
+
+class _LogFile(Protocol):
     def add(self, lines: bytes) -> None: ...
 
     def write(self) -> None: ...
@@ -124,17 +193,17 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
-class _LocalSink:
-    """Appends to a file; a write that was cut short goes on where it ended. Others may append whole lines to it."""
+class _LocalFile:
+    """Appends to a local file, resuming after partial writes. Other processes may append whole lines to it."""
 
     def __init__(self, run_dir: RunDir) -> None:
         path = Path(run_dir.child(EVENTS))
         path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(path)
+        _repair(path)
         self._file = path.open("a+b", buffering=0)
         self._waiting, self._others = b"", b""
         self._known_bytes = self._size_bytes()
-        """Up to here the file is ours, or was read."""
+        """Bytes from the start that this object wrote or read."""
 
     def add(self, lines: bytes) -> None:
         self._waiting += lines
@@ -144,12 +213,12 @@ class _LocalSink:
         while self._waiting:
             written = self._file.write(self._waiting) or 0
             self._waiting = self._waiting[written:]
-            end = self._file.tell()  # the kernel appends: somebody else may have been quicker
+            end = self._file.tell()  # O_APPEND: another process may have appended in between
             self._read_up_to(end - written)
             self._known_bytes = end
 
     def take_others(self) -> bytes:
-        """Whole lines that others have added, in front of what was written last; each once."""
+        """Whole lines of other processes before the end of the last write, each returned once."""
         end = self._others.rfind(b"\n") + 1
         lines, self._others = self._others[:end], self._others[end:]
         return lines
@@ -167,8 +236,8 @@ class _LocalSink:
         self._file.close()
 
 
-class _ObjectSink:
-    """Keeps the text and writes the object anew. Nobody else can add to an object."""
+class _ObjectFile:
+    """Keeps the whole text and rewrites the object. No other process can append to an object."""
 
     def __init__(self, run_dir: RunDir, clock: Callable[[], float]) -> None:
         self._run_dir, self._clock = run_dir, clock
@@ -182,7 +251,7 @@ class _ObjectSink:
 
     def write(self) -> None:
         if self._unwritten and self._clock() >= self._next_write:
-            self._next_write = self._clock() + REWRITE_S  # also after a failure: a sick store is not asked all the time
+            self._next_write = self._clock() + REWRITE_S  # also after a failure, to not overload a failing store
             self._rewrite()
 
     def take_others(self) -> bytes:
@@ -200,8 +269,8 @@ class _ObjectSink:
         self._unwritten = False
 
 
-def _mend(path: Path) -> None:
-    """Ends a last line that a kill left without a newline: kept if it is whole, else cut off."""
+def _repair(path: Path) -> None:
+    """Repairs a last line without a newline, left by a kill: keeps it if it parses, else truncates it."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -216,7 +285,7 @@ def _mend(path: Path) -> None:
 
 
 def _last_line(file: io.BufferedRandom, size: int, block: int = 1 << 16) -> tuple[int, bytes]:
-    """Where the last whole line ends, and what follows it."""
+    """Offset after the last complete line, and the bytes that follow."""
     tail, start = b"", size
     while start > 0 and b"\n" not in tail:
         start = max(0, start - block)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, FAILED = "pending", "running", "paused", "completed", "stopped", "failed"
-"""States of a trial; a stopped one was ended early by the sweep's scheduler."""
+"""States of a trial; the sweep's scheduler ends a stopped trial early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,12 @@ class TrialView:
 
     Args:
         name: of its directory below the sweep's.
-        state: one of those above.
+        state: one of the states above.
         values: its hyperparameters, by name; settings of the run as "run.global_batch".
-        workers: that train for it now.
-        step, num_steps: finished steps, and those of the whole run; 0 if not known yet.
+        workers: number of workers now.
+        step, num_steps: finished steps, and steps of the whole run; 0 if not known yet.
         curve: (finished steps, value of the sweep's metric), in the order of steps.
-        message: why it failed.
+        message: of the error, for a failed trial.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TrialView:
         return self.curve[-1][1] if self.curve else None
 
     def best(self, mode: str) -> tuple[int, float] | None:
-        """(finished steps, value) of the best value so far, the first of equals; None where none is finite."""
+        """(finished steps, value) of the best value so far, the first one in a tie; None if no value is finite."""
         finite = [point for point in self.curve if math.isfinite(point[1])]
         sign = 1.0 if mode == "min" else -1.0
         return min(finite, key=lambda point: sign * point[1]) if finite else None
@@ -52,10 +52,10 @@ class SweepView:
 
     Args:
         name, directory: of the sweep.
-        metric: what is compared; mode: "min" or "max".
-        num_trials: how many there will be.
-        trials: those that are known, in the order of their making.
-        started: Unix time in seconds of this driver's start.
+        metric: by which trials are compared; mode: "min" or "max".
+        num_trials: of the whole sweep.
+        trials: those that Ray Tune has created, in order.
+        started: Unix time in seconds at which this driver started.
         outcome: "completed" or "stopped", "" while it goes on.
     """
 
@@ -70,7 +70,7 @@ class SweepView:
 
     @property
     def best(self) -> TrialView | None:
-        """The trial with the best value over its whole history, the earlier one of equals; None before there is a value."""
+        """The trial with the best value over its whole history, the first one in a tie; None before there is a value."""
         sign = 1.0 if self.mode == "min" else -1.0
         having = [(trial, point) for trial in self.trials if (point := trial.best(self.mode)) is not None]
         return min(having, key=lambda pair: sign * pair[1][1])[0] if having else None

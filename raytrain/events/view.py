@@ -1,6 +1,7 @@
-"""What does a viewer show of a run? One value that the events add up to, of bounded size.
+"""What does a viewer show of a run? A value of bounded size, reduced from the events.
 
-`reduce` is a pure function, in any process that shows a run. The whole curve, step by step, is `curve`.
+`reduce` is a pure function and runs in any process that shows a run. It formats nothing; that is done by the viewers.
+The complete curve, step by step, is in `curve`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from functools import reduce as fold_left
 from functools import singledispatch
 
-from raytrain.events import bookkeeping, kinds
-from raytrain.events.words import describe
+from raytrain.events import goodput, kinds
+from raytrain.events.goodput import GoodputAccount
+from raytrain.events.messages import describe
 
-HISTORY_POINTS = 512  # of the loss; beyond them every second one is left out
-SPEED_WINDOW_S = 10.0  # speed and time left are those of the last steps, at least two and at most 512
+HISTORY_POINTS = 512  # of the loss curve; if exceeded, every second point is dropped
+SPEED_WINDOW_S = 10.0  # window for throughput and remaining time, of at least two and at most HISTORY_POINTS steps
 KEPT_NOTES = 32
 KEPT_EVALUATIONS = 64
 
 
 @dataclass(frozen=True)
 class Note:
-    """A notable event: Unix time in seconds, and its words."""
+    """A notable event: Unix time in seconds, and its message."""
 
     time: float
     text: str
@@ -29,26 +31,26 @@ class Note:
 
 @dataclass(frozen=True)
 class RunView:
-    """What viewers show. Steps count finished ones; None and empty tuples mean "not yet"."""
+    """What viewers show. `step` counts finished steps; None and empty tuples mean "not yet"."""
 
     run: kinds.RunStarted | None = None
     step: int = 0
     loss: float | None = None
     learning_rate: float | None = None
     history: tuple[tuple[int, float], ...] = ()
-    """(step, loss) over the whole run, at most HISTORY_POINTS, of steps that are multiples of `stride`."""
+    """(step, loss) over the whole run for multiples of `stride`, at most HISTORY_POINTS."""
     stride: int = 1
     recent: tuple[tuple[int, float, int], ...] = ()
-    """(step, time finished, rows) of the last steps."""
+    """(step, finish time, rows) of the last steps."""
     generation: int | None = None
     members: tuple[kinds.Member, ...] = ()
     lost: frozenset[str] = frozenset()
-    """Members of the current generation that are gone."""
+    """Members of the current generation that failed."""
     starting: tuple[kinds.WorkerStarting, ...] = ()
     waiting: kinds.WaitingForWorkers | None = None
     evaluations: tuple[kinds.EvaluationDone, ...] = ()
     bests: tuple[kinds.EvaluationDone, ...] = ()
-    """The evaluations that were the best when they were done; the last one is the best of all."""
+    """Evaluations that set a new best; the last one is the best so far."""
     checkpoint: kinds.CheckpointSaved | None = None
     num_generations: int = 0
     num_lost: int = 0
@@ -56,12 +58,12 @@ class RunView:
     num_skipped: int = 0
     notes: tuple[Note, ...] = ()
     ended: kinds.RunEnded | None = None
-    books: bookkeeping.Books = field(default_factory=bookkeeping.Books)
-    """Where the time of the run went."""
+    goodput: GoodputAccount = field(default_factory=GoodputAccount)
+    """Where the wall time went."""
 
     @property
     def state(self) -> str:
-        """ "starting", "training", "waiting for workers", or how the run ended."""
+        """ "starting", "training", "waiting for workers", or the outcome of the run."""
         if self.ended:
             return self.ended.outcome
         if self.waiting:
@@ -78,7 +80,7 @@ class RunView:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the run is in, from 1; the last one when all steps are finished."""
+        """Current epoch, from 1; the last epoch once all steps are finished."""
         return min(self.step // self.run.steps_per_epoch + 1, self.num_epochs) if self.run else 0
 
     @property
@@ -91,13 +93,13 @@ class RunView:
 
     @property
     def rows_per_s(self) -> float | None:
-        """Rows per second over the last seconds of training."""
+        """Rows per second over the last SPEED_WINDOW_S seconds."""
         seconds = self._recent_s()
         return sum(rows for _, _, rows in self.recent[1:]) / seconds if seconds else None
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the last step at the speed of the last seconds."""
+        """Estimated seconds to the last step."""
         seconds = self._recent_s()
         return seconds / (len(self.recent) - 1) * (self.num_steps - self.step) if seconds and self.run else None
 
@@ -109,7 +111,7 @@ def reduce(view: RunView, event: kinds.Event) -> RunView:
     """The view after one more event."""
     text = describe(event)
     notes = (*view.notes, Note(event.time, text))[-KEPT_NOTES:] if text is not None else view.notes
-    return replace(_reduce(event, view), notes=notes, books=bookkeeping.reduce(view.books, event))
+    return replace(_reduce(event, view), notes=notes, goodput=goodput.reduce(view.goodput, event))
 
 
 def fold(events: Iterable[kinds.Event], view: RunView | None = None) -> RunView:
@@ -169,7 +171,7 @@ def _(event: kinds.WorkerLost, view: RunView) -> RunView:
 
 
 @_reduce.register
-def _(event: kinds.WorkerLeft, view: RunView) -> RunView:
+def _(event: kinds.WorkerDrained, view: RunView) -> RunView:
     return replace(view, starting=tuple(worker for worker in view.starting if worker.worker != event.worker))
 
 

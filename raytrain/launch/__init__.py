@@ -1,1 +1,1 @@
-"""Assembles a run on Ray: checks, connections, resume, the trainer, and its result."""
+"""Runs a task on Ray: checks, connection, resume, training, and the result."""

@@ -1,6 +1,7 @@
-"""The driver's connection to Ray: an embedded one on a laptop, the cluster's where RAY_ADDRESS says so.
+"""How does the driver connect to Ray, and does the cluster have what the run requires?
 
-Also what the cluster has, as far as a run must know it before it starts.
+Without RAY_ADDRESS it starts an embedded Ray on this machine. Schedules nothing: that is done by the trainer. Runs in the
+driver.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import ray
 import ray._private.worker
 
 from raytrain.config import RunConfig
-from raytrain.elastic.capacity import shortage
+from raytrain.elastic.membership import shortage
 from raytrain.errors import ResourceError
-from raytrain.events.words import count_of
+from raytrain.events.messages import count_of
 
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """A connection to Ray. One that is there already is used and stays; otherwise one is made, and closed at the end.
+    """A connection to Ray. An existing connection is used and stays open; a new one is closed at the end.
 
-    Without RAY_ADDRESS the Ray is embedded and belongs to this driver alone, so two runs on a machine do not clash.
+    Without RAY_ADDRESS the driver starts its own Ray, so two runs on one machine do not interfere.
     """
     if ray.is_initialized():
         yield
@@ -35,41 +36,41 @@ def connected() -> Iterator[None]:
     if address == "local":
         settings["include_dashboard"] = False
     ray.init(**settings)
-    ray._private.worker.print_to_stdstream, loud = _say_nothing, ray._private.worker.print_to_stdstream
+    ray._private.worker.print_to_stdstream, original = _discard, ray._private.worker.print_to_stdstream
     try:
         yield
     finally:
         ray.shutdown()
-        ray._private.worker.print_to_stdstream = loud
+        ray._private.worker.print_to_stdstream = original
 
 
-def _say_nothing(data: Any, ignore_prefix: bool) -> None:
-    """Ray prints many lines on stdout for each lost worker, whatever its settings; our event tells it in one."""
+def _discard(data: Any, ignore_prefix: bool) -> None:
+    """Ray prints many lines to stdout for each lost worker, whatever its settings; the WorkerLost event replaces them."""
 
 
 def is_somewhere() -> bool:
-    """Whether there is a Ray to connect to, or to use, rather than to start."""
+    """Whether the driver connects to a running Ray instead of starting one."""
     return bool(ray.is_initialized() or os.environ.get("RAY_ADDRESS"))
 
 
 def choose_accelerator(setting: str) -> str:
-    """ "cpu" or "gpu": `auto` takes GPUs where the cluster has any."""
+    """ "cpu" or "gpu"; `auto` chooses GPUs if the cluster has any."""
     if setting != "auto":
         return setting
     return "gpu" if ray.cluster_resources().get("GPU", 0) else "cpu"
 
 
 def worker_resources(config: RunConfig, accelerator: str) -> dict[str, float]:
-    """What Ray reserves for one worker."""
+    """The resources that Ray reserves for one worker."""
     resources = {"CPU": config.cpus_per_worker}
     return resources | {"GPU": 1.0} if accelerator == "gpu" else resources
 
 
 def check_room(config: RunConfig, resources: dict[str, float]) -> None:
-    """An embedded Ray never grows: what it lacks is said at once.
+    """Checks that an embedded Ray, which never grows, has room for `min_workers`. A cluster may still grow.
 
     Raises:
-        ResourceError: the smallest number of workers does not fit into this machine.
+        ResourceError: this machine has too few resources.
     """
     total = ray.cluster_resources()
     fits = all(amount * config.min_workers <= total.get(name, 0.0) for name, amount in resources.items())
@@ -84,13 +85,13 @@ def check_room(config: RunConfig, resources: dict[str, float]) -> None:
 
 
 def _is_embedded() -> bool:
-    """Whether this process has started the Ray that it uses, so that no node will ever join."""
+    """Whether this process started the Ray that it uses, so that no node can join."""
     node = ray._private.worker._global_node
     return node is not None and node.is_head() and len(ray.nodes()) == 1
 
 
 def pinned(actor_class: type, **options: Any) -> Any:
-    """An actor class without CPUs whose actors live on the driver's node, so that no other node takes them along."""
+    """A Ray actor class with 0 CPUs, pinned to the driver's node, so that the loss of another node does not affect it."""
     here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
     remote = ray.remote(num_cpus=0, label_selector=here, **options)(actor_class)
-    return remote.options(scheduling_strategy="DEFAULT")  # and not in the placement group of whoever makes it
+    return remote.options(scheduling_strategy="DEFAULT")  # not in the placement group of the caller

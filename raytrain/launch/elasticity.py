@@ -1,6 +1,6 @@
-"""How do workers come and go in this run: in place, or by restarts? And the trainer that does it. Runs in the driver.
+"""Which elasticity does this run use, in place or restart, and which trainer implements it? Runs in the driver.
 
-In place stands on the inside of Ray Train, so it is imported only once it is chosen: with another Ray that would fail.
+In-place elasticity uses internals of Ray Train, so it is imported only once it is chosen: with another Ray that would fail.
 """
 
 from __future__ import annotations
@@ -14,42 +14,45 @@ from ray.train import RunConfig as RayRunConfig
 from ray.train import ScalingConfig
 
 from raytrain.config import RunConfig
-from raytrain.elastic.attempt_rendezvous import AttemptRendezvous
+from raytrain.elastic.attempt import AttemptFactory, AttemptRendezvous, FitActor
 from raytrain.elastic.contract import CHECKED_ON, violations
-from raytrain.elastic.places import Share
-from raytrain.elastic.plain_ray import Means
-from raytrain.elastic.restarting import RestartingTrainer, StopRelay
-from raytrain.elastic.wiring import WIRING, Wiring
+from raytrain.elastic.controller_config import CONTROLLER_CONFIG, ControllerConfig
+from raytrain.elastic.placement import ResourceLease
+from raytrain.elastic.restart import RestartTrainer, StopRelay
 from raytrain.errors import ConfigError
 from raytrain.launch import cluster
-from raytrain.launch.watch import Viewer
+from raytrain.launch.monitor import Viewer
 from raytrain.rendezvous.actor import RendezvousActor
-from raytrain.rendezvous.vitals import Limits
-from raytrain.worker.entry import CONNECTIONS, Connections, Work, run_worker
+from raytrain.rendezvous.health import HealthTimeouts
+from raytrain.task import pickle_by_value
+from raytrain.worker.context import RunSpec
+from raytrain.worker.entry import CONNECTIONS, Connections, run_worker
 
-MOST_CALLS = 100_000
-"""At once, in the rendezvous: each worker waits in one, and sends heartbeats in another."""
+MAX_CALLS = 100_000
+"""Concurrent calls of the rendezvous: each worker waits in one, and sends heartbeats in another."""
+MAX_FITS = 16
+"""Attempts whose `TorchTrainer.fit` has not returned yet."""
 
 
 class RayTrainer(Protocol):
-    """What carries a run."""
+    """Runs the workers."""
 
     def fit(self) -> object:
         """Returns when the run is complete or stopped."""
 
-    def close(self, limit_s: float) -> None:
-        """Waits, up to a limit, until no thread of it uses Ray any more."""
+    def close(self, timeout_s: float) -> None:
+        """Waits, up to the timeout, until no thread of it uses Ray any more."""
 
 
 def is_in_place(setting: str, viewer: Viewer) -> bool:
-    """Whether the run changes its workers in place; says so once if it does not although it could have been expected.
+    """Whether the run changes its workers in place. Warns once if `auto` cannot.
 
     Args:
         setting: `run.elasticity`.
-        viewer: is told.
+        viewer: shows the warning.
 
     Raises:
-        ConfigError: in_place was asked for, and this Ray is another one.
+        ConfigError: the setting is in_place, and the installed Ray does not support it.
     """
     if setting == "restart":
         return False
@@ -61,10 +64,10 @@ def is_in_place(setting: str, viewer: Viewer) -> bool:
         raise ConfigError(
             "run.elasticity",
             f"in_place, with Ray {ray.__version__}: {found}",
-            f"in_place stands on the inside of Ray Train as it is in Ray {CHECKED_ON}",
+            f"in_place uses internals of Ray Train {CHECKED_ON}",
             f"set run.elasticity to restart or auto, or install Ray {CHECKED_ON}",
         )
-    viewer.say(
+    viewer.status(
         f"warning: each change of workers restarts all of them from the newest checkpoint, since in-place elasticity "
         f"does not know Ray {ray.__version__} ({found})",
         time.time(),
@@ -73,59 +76,60 @@ def is_in_place(setting: str, viewer: Viewer) -> bool:
 
 
 def open_rendezvous(config: RunConfig, in_place: bool) -> Any:
-    """The run's rendezvous; where each attempt has its own, what passes a wish to stop on to that."""
-    return _actor(RendezvousActor, config.min_workers, _limits(config)) if in_place else StopRelay()
+    """The rendezvous of the run; in restart mode each attempt has its own, and a relay passes stop requests on to it."""
+    return _actor(RendezvousActor, config.min_workers, _timeouts(config)) if in_place else StopRelay()
 
 
 def build_trainer(
-    order: Work,
-    sink: Any,
+    spec: RunSpec,
+    writer: Any,
     rendezvous: Any,
     in_place: bool,
     scratch: str,
     is_complete: Callable[[], bool],
     while_running: Callable[[], None],
-    share: Share | None = None,
+    lease: ResourceLease | None = None,
 ) -> RayTrainer:
     """The trainer of a run.
 
     Args:
-        order: what is trained, and how.
-        sink: handle of the event sink.
+        spec: what is trained, and how.
+        writer: handle of the event writer.
         rendezvous: of `open_rendezvous`.
         in_place: of `is_in_place`.
         scratch: a directory for Ray Train, which insists on one.
         is_complete: whether the newest checkpoint is that of the last step.
         while_running: called several times a second while the run goes on; may raise to end it.
-        share: the run's part of the cluster, where it shares it with others; in place only.
+        lease: the run's resources in a cluster that it shares with others; in place only.
     """
-    config, work = order.config, ray.put(order)
-    wiring = _wiring(config, rendezvous, sink, share)
-    resources, use_gpu = cluster.worker_resources(config, order.accelerator), order.accelerator == "gpu"
+    pickle_by_value(spec.task)
+    config, spec_ref = spec.config, ray.put(spec)
+    controller_config = _controller_config(config, rendezvous, writer, lease)
+    resources, use_gpu = cluster.worker_resources(config, spec.accelerator), spec.accelerator == "gpu"
     if not in_place:
-        means = Means(
-            work=run_worker,
-            connect=lambda actor, first: {CONNECTIONS: Connections(work, actor, sink, first)},
-            open_rendezvous=lambda num, reached, after: _actor(AttemptRendezvous, num, _limits(config), reached, after),
+        factory = AttemptFactory(
+            train=run_worker,
+            connect=lambda actor, first: {CONNECTIONS: Connections(spec_ref, actor, writer, first)},
+            open_rendezvous=lambda num, step, last: _actor(AttemptRendezvous, num, _timeouts(config), step, last),
+            fit=cluster.pinned(FitActor, max_restarts=-1, max_concurrency=MAX_FITS).remote(),
             resources=resources,
             use_gpu=use_gpu,
             storage=scratch,
-            is_complete=is_complete,
         )
-        return RestartingTrainer(means, wiring, while_running)
+        return RestartTrainer(factory, controller_config, is_complete, while_running)
     from raytrain.elastic.trainer import ElasticTrainer
 
     return ElasticTrainer(
         run_worker,
-        train_loop_config={CONNECTIONS: Connections(work, rendezvous, sink), WIRING: wiring},
+        train_loop_config={CONNECTIONS: Connections(spec_ref, rendezvous, writer), CONTROLLER_CONFIG: controller_config},
         scaling_config=ScalingConfig(num_workers=config.max_workers, use_gpu=use_gpu, resources_per_worker=resources),
         run_config=RayRunConfig(name=config.name, storage_path=scratch),
         while_running=while_running,
     )
 
 
-def _wiring(config: RunConfig, rendezvous: Any, sink: Any, share: Share | None) -> Wiring:
-    return Wiring(
+def _controller_config(config: RunConfig, rendezvous: Any, writer: Any, lease: ResourceLease | None) -> ControllerConfig:
+    return ControllerConfig(
         config.min_workers,
         config.max_workers,
         config.max_failures,
@@ -134,14 +138,14 @@ def _wiring(config: RunConfig, rendezvous: Any, sink: Any, share: Share | None) 
         config.slow_timeout_s,
         config.num_logical,
         rendezvous,
-        sink,
-        share,
+        writer,
+        lease,
     )
 
 
-def _limits(config: RunConfig) -> Limits:
-    return Limits(config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s)
+def _timeouts(config: RunConfig) -> HealthTimeouts:
+    return HealthTimeouts(config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s)
 
 
 def _actor(kind: type, *arguments: Any) -> Any:
-    return cluster.pinned(kind, max_restarts=-1, max_concurrency=MOST_CALLS).remote(*arguments)
+    return cluster.pinned(kind, max_restarts=-1, max_concurrency=MAX_CALLS).remote(*arguments)

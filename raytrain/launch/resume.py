@@ -1,7 +1,7 @@
-"""Does this run begin, go on, or end before it starts? Decided from run.json and the newest verified checkpoint.
+"""Is this run new, resumed, or already complete? Decided from run.json and the newest verified checkpoint.
 
-run.json holds what the run's result depends on; a run that would go on under other settings is refused, and what
-differs is named.
+run.json contains everything that the result depends on. A resume with other settings or data is refused, and the
+differences are named. Restores no state: that is done by the workers. Runs in the driver, before Ray starts.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import torch
 
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.errors import ResumeError
-from raytrain.events.words import count_of
-from raytrain.launch.work import Schedule, plan_facts
+from raytrain.errors import ResumeError, differences
+from raytrain.events.messages import count_of
+from raytrain.launch.schedule import Schedule, plan_to_json
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
 from raytrain.version import VERSION
 
 RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
-"""Settings that alter the result besides those that are in the plan."""
+"""Settings that change the result, besides those of the plan."""
 
 PLAN_NAMES = {"num_rows": "rows of train", "chunk_rows": "chunks of train", "num_logical": "run.logical_workers"}
-"""What a user calls the parts of a plan; the others are settings of the same name."""
+"""Display names of plan fields; the others are settings of the same name."""
 
 
-def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
-    """The content of run.json: everything that the result depends on, and with which versions it was made."""
+def run_metadata(task: Task, config: RunConfig, schedule: Schedule) -> dict[str, Any]:
+    """The content of run.json: everything that the result depends on, and the versions of the software."""
     return {
         "format": 1,
         "task": {"name": type(task).__name__, "fields": task.model_dump(mode="json")},
         "run": config.model_dump(mode="json"),
-        "num_steps": work.num_steps,
-        "plan": plan_facts(work.train),
-        "data": {name: source.fingerprint() for name, source in work.sources.items()},
+        "num_steps": schedule.num_steps,
+        "plan": plan_to_json(schedule.train),
+        "data": {name: source.fingerprint() for name, source in schedule.sources.items()},
         "versions": {
             "raytrain": VERSION,
             "torch": torch.__version__,
@@ -46,14 +46,14 @@ def describe(task: Task, config: RunConfig, work: Schedule) -> dict[str, Any]:
     }
 
 
-def earlier_facts(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
-    """The content of run.json, or None for a run that begins.
+def read_metadata(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
+    """The content of run.json, or None for a new run.
 
     Args:
-        mode: auto, new or must.
+        mode: `run.resume`: auto, new or must.
 
     Raises:
-        ResumeError: the mode does not allow what is there, or it cannot be read.
+        ResumeError: the mode does not allow this, or run.json is invalid.
     """
     exists = run_dir.exists(RUN)
     if mode == "new" and exists:
@@ -63,57 +63,57 @@ def earlier_facts(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
     if not exists:
         return None
     try:
-        facts: dict[str, Any] = run_dir.read_json(RUN)
+        metadata: dict[str, Any] = run_dir.read_json(RUN)
     except ValueError as error:
         raise ResumeError(run_dir.child(RUN), error, "is the JSON of a run", "choose another run.name") from error
-    return facts
+    return metadata
 
 
-def with_logical_workers(config: RunConfig, before: dict[str, Any] | None) -> RunConfig:
-    """The settings with the logical workers of the run that goes on, where they do not say how many.
+def complete_settings(config: RunConfig, name: str, storage: str, before: dict[str, Any] | None) -> RunConfig:
+    """The settings of the run, with the default name, the absolute storage, and the logical workers of a resumed run.
 
     Args:
-        before: of `earlier_facts`.
+        before: of `read_metadata`.
 
     Raises:
         ResumeError: there are more workers than logical workers.
     """
-    if before is None or config.logical_workers is not None:
-        return config
-    num_logical: int = before["plan"]["num_logical"]
-    if config.max_workers > num_logical:
-        raise ResumeError(
-            "run.workers",
-            ":".join(map(str, config.workers)),
-            f"at most {count_of(num_logical, 'worker')}, since the run was begun with that many logical workers",
-            f"lower run.workers, or choose another run.name with run.logical_workers = {config.max_workers}",
-        )
-    return RunConfig(**config.model_dump() | {"logical_workers": num_logical})
+    num_logical = config.logical_workers
+    if before is not None and num_logical is None:
+        num_logical = int(before["plan"]["num_logical"])
+        if config.max_workers > num_logical:
+            raise ResumeError(
+                "run.workers",
+                ":".join(map(str, config.workers)),
+                f"at most {count_of(num_logical, 'worker')}, because the run started with that many logical workers",
+                f"lower run.workers, or choose another run.name with run.logical_workers = {config.max_workers}",
+            )
+    return RunConfig(**config.model_dump() | {"name": name, "storage": storage, "logical_workers": num_logical})
 
 
-def check_same(run_dir: RunDir, before: dict[str, Any] | None, facts: dict[str, Any], fewest_steps: int | None) -> None:
-    """Compares a run that is there with the one that is asked for.
+def check_resumable(run_dir: RunDir, before: dict[str, Any] | None, now: dict[str, Any], fewest_steps: int | None) -> None:
+    """Checks that the run on storage and the requested run have the same result.
 
     Args:
-        before: of `earlier_facts`.
-        facts: of `describe`, for this start.
-        fewest_steps: as many may be asked for, or more, without altering what is done; None if no other number may be,
-            since a schedule depends on it.
+        before: of `read_metadata`.
+        now: of `run_metadata`.
+        fewest_steps: the number of steps may change to this number or more; None: it may not change, because a
+            learning rate schedule depends on it.
 
     Raises:
-        ResumeError: something that alters the result differs.
+        ResumeError: something that changes the result differs.
     """
-    if before is not None and (differences := list_differences(before, facts, fewest_steps)):
+    if before is not None and (found := list_differences(before, now, fewest_steps)):
         raise ResumeError(
             f"run {run_dir.path}",
-            "\n         ".join(differences),
-            "a run goes on with the settings and data that its result depends on",
-            "set them back, or choose another run.name",
+            "\n         ".join(found),
+            "a run is resumed with the settings and data that its result depends on",
+            "restore them, or choose another run.name",
         )
 
 
 def list_differences(before: dict[str, Any], now: dict[str, Any], fewest_steps: int | None) -> list[str]:
-    """What alters the result and differs, as "name: before -> now"; `fewest_steps` as in `check_same`."""
+    """Differences that change the result, as "name: before -> now"; `fewest_steps` as in `check_resumable`."""
     parts = [
         ("task", before["task"]["name"], now["task"]["name"]),
         ("task", before["task"]["fields"], now["task"]["fields"]),
@@ -127,19 +127,6 @@ def list_differences(before: dict[str, Any], now: dict[str, Any], fewest_steps: 
 
 
 def newest_step(run_dir: RunDir) -> int:
-    """Finished steps of the newest verified checkpoint, 0 where there is none."""
+    """Finished steps of the newest verified checkpoint; 0 if there is none."""
     checkpoint = CheckpointStore(run_dir).newest_verified()
     return checkpoint.step if checkpoint else 0
-
-
-def differences(name: str, old: Any, new: Any) -> list[str]:
-    """What differs between two plain values, as "name.key: before -> now"."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        return [line for key in keys for line in differences(f"{name}.{key}", old.get(key), new.get(key))]
-    return [] if old == new else [f"{name}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

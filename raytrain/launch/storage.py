@@ -1,4 +1,7 @@
-"""Can the run's storage be used, from here and from every node? Found out before any worker trains."""
+"""Can the driver and every node use the run's storage? Checked before any worker starts.
+
+Also resolves relative paths, which mean the submit directory in a job. Writes no file that stays. Runs in the driver.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,20 @@ import ray
 from pyarrow import fs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytrain.elastic.variables import SUBMIT_DIRECTORY
+from raytrain.elastic.environment import SUBMIT_DIRECTORY
 from raytrain.errors import StorageError
 from raytrain.rundir import RunDir
 
 SEEN_TIMEOUT_S = 20.0
-
-
 UNPACKED = "working_dir_files"
-"""Name of Ray's folder into which it unpacks the working directories of jobs; it goes away with the cluster."""
+"""Directory into which Ray unpacks the working directories of jobs; deleted with the cluster."""
 
 
 def absolute(storage: str) -> str:
-    """A path made absolute against the directory of the driver; a URI as it is.
+    """Resolves a path against the driver's working directory; a URI is returned as it is.
 
-    A job's driver is in Ray's copy of a directory, so there it is the directory in which `raytrain submit` was called, if
-    there is such a one on the driver's node, and the home directory otherwise.
+    The working directory of a job is a copy made by Ray. There, paths are resolved against the directory in which
+    `raytrain submit` was called, if it exists on the driver's node, else against the home directory.
     """
     if "://" in storage:
         return storage
@@ -36,16 +37,16 @@ def absolute(storage: str) -> str:
 
 
 def is_moved(storage: str) -> bool:
-    """Whether a relative path cannot mean the directory of the driver, since that goes away with the cluster."""
+    """Whether a path is relative to the working directory of a job, which is deleted with the cluster."""
     is_relative = "://" not in storage and not Path(storage).expanduser().is_absolute()
     return is_relative and UNPACKED in Path.cwd().parts
 
 
 def moved_to(run_dir: RunDir) -> str:
-    """What is said of such a path."""
+    """The message for such a path."""
     return (
-        f"the run is kept in {run_dir.path}, since the directory of a job goes away with its cluster; "
-        "for several nodes, set run.storage to a place that all of them reach"
+        f"the run is stored in {run_dir.path}, because the working directory of a job is deleted with its cluster; "
+        "with several nodes, set run.storage to a path that all of them share"
     )
 
 
@@ -53,7 +54,7 @@ def locate(storage: str, name: str) -> RunDir:
     """The run's directory.
 
     Raises:
-        StorageError: the storage is not understood.
+        StorageError: the path or URI is invalid.
     """
     try:
         return RunDir.at(storage, name)
@@ -62,10 +63,10 @@ def locate(storage: str, name: str) -> RunDir:
 
 
 def check_writable(storage: str, name: str) -> RunDir:
-    """The run's directory, made and written to.
+    """Creates the run's directory and checks that it is writable.
 
     Raises:
-        StorageError: it cannot be.
+        StorageError: it is not.
     """
     run_dir = locate(storage, name)
     try:
@@ -80,10 +81,10 @@ def check_writable(storage: str, name: str) -> RunDir:
 
 
 def check_shared(run_dir: RunDir, storage: str) -> None:
-    """Every living node sees the run's directory.
+    """Checks that every alive node sees the run's directory.
 
     Raises:
-        StorageError: some do not; they are named.
+        StorageError: some do not; the message names them.
     """
     if not run_dir.is_local:
         return
@@ -97,13 +98,13 @@ def check_shared(run_dir: RunDir, storage: str) -> None:
         raise StorageError(
             "run.storage",
             storage,
-            f"all nodes share it, so that any of them can save and resume; not seen by {', '.join(sorted(blind))}",
-            "set run.storage to a path that they share or to a URI, for example s3://bucket/runs",
+            f"all nodes share it, so that each of them can save and resume; not seen by {', '.join(sorted(blind))}",
+            "set run.storage to a path that all nodes share, or to a URI, for example s3://bucket/runs",
         )
 
 
 def _unusable(storage: str, error: Exception) -> StorageError:
-    return StorageError("run.storage", f"{storage}: {error}", "is a place that can be written", "choose another place")
+    return StorageError("run.storage", f"{storage}: {error}", "is writable", "set run.storage to a writable path or URI")
 
 
 def _nodes_that_do_not_see(mark: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""Runs a task on Ray, from the checks before it to the result after it. Runs in the driver's process."""
+"""How is a task trained on Ray? Checks, connection, training, and the result.
+
+This file is the story of a run; each part of it is a module of this package. How workers join and leave is in `elasticity`
+and `raytrain.elastic`. Runs in the driver.
+"""
 
 from __future__ import annotations
 
@@ -7,155 +11,196 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.train import TrainingFailedError
+from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
-from raytrain.checkpoint.retention import best_of
+from raytrain.checkpoint.manifest import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.elastic.places import Share
-from raytrain.elastic.variables import forwarded
-from raytrain.errors import RaytrainError
+from raytrain.elastic.environment import forwarded
+from raytrain.elastic.placement import ResourceLease
+from raytrain.errors import FourPartError, InternalError, PoisonRowsError, RaytrainError, TaskError, WorkersLostError
 from raytrain.events.kinds import RunEnded, RunStarted
+from raytrain.events.log import EventWriter
 from raytrain.launch import cluster, resume, storage
 from raytrain.launch.elasticity import RayTrainer, build_trainer, is_in_place, open_rendezvous
-from raytrain.launch.failures import own_error, with_rows
-from raytrain.launch.result import Result
-from raytrain.launch.sink import EventSink
-from raytrain.launch.stopping import StopWish, listen
-from raytrain.launch.watch import Nobody, StopLimit, Viewer, Watch
-from raytrain.launch.work import Schedule, schedule
+from raytrain.launch.monitor import NullViewer, RunMonitor, StopRequest, StopTimeout, Viewer, stop_on_signals
+from raytrain.launch.schedule import Schedule, build_schedule
+from raytrain.plan import Plan
 from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
-from raytrain.worker.entry import Work
+from raytrain.worker.context import RunSpec
 
 CLOSE_LIMIT_S = 15.0
-"""What Ray Train's own end may take; the run has been told to be over by then."""
+"""Time limit for the shutdown of Ray Train, after the end of the run has been shown."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of `Trainer.fit`.
+
+    Args:
+        name, directory: of the run; the directory is a path on its filesystem.
+        outcome: "completed", "stopped", or "already complete" if no steps were left.
+        step: number of finished optimizer steps.
+        metrics: metrics of the newest checkpoint, by name; empty if it was not evaluated.
+        checkpoint: directory of the newest checkpoint; "" if there is none.
+        best_checkpoint: directory of the best checkpoint by `run.best`; "" if there is none.
+        stopped_by: number of the signal that stopped the run, or None.
+    """
+
+    name: str
+    directory: str
+    outcome: str
+    step: int
+    metrics: Mapping[str, float]
+    checkpoint: str
+    best_checkpoint: str
+    stopped_by: int | None = None
 
 
 class Trainer:
     """Trains a task.
 
     Args:
-        task: what is trained.
-        config: how; by default one worker, one epoch.
-        share: the run's part of a cluster that it shares with others, as the trials of a sweep do.
+        task: the task.
+        config: settings of the run; by default one worker and one epoch.
+        lease: the run's resources in a cluster that it shares with other runs, for trials of a sweep.
     """
 
-    def __init__(self, task: Task, config: RunConfig | None = None, share: Share | None = None) -> None:
-        config = config or RunConfig()
-        name = config.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(task).__name__).lower()
-        settings = config.model_dump() | {"name": name, "storage": storage.absolute(config.storage)}
-        self._task, self._config, self._share = task, RunConfig(**settings), share
-        self._is_moved = storage.is_moved(config.storage)
+    def __init__(self, task: Task, config: RunConfig | None = None, lease: ResourceLease | None = None) -> None:
+        self._task, self._config, self._lease = task, config or RunConfig(), lease
+        self._name = self._config.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(task).__name__).lower()
+        self._storage = storage.absolute(self._config.storage)
+        self._is_moved = storage.is_moved(self._config.storage)
 
     @property
     def run_dir(self) -> RunDir:
-        """Where the run is, or will be.
+        """The directory of the run, which may not exist yet.
 
         Raises:
-            StorageError: the storage is not understood.
+            StorageError: the path or URI is invalid.
         """
-        return storage.locate(self._config.storage, self._config.name)
+        return storage.locate(self._storage, self._name)
 
     def fit(self, viewer: Viewer | None = None) -> Result:
         """Trains until the run is complete, or until a signal stops it.
 
         Args:
-            viewer: is told each event; None for nobody.
+            viewer: receives each event.
 
         Raises:
-            FourPartError: the settings, the data, the storage or the cluster do not fit; before any worker starts.
-            TaskError: the task's own code raised.
-            WorkersLostError: workers were lost again and again without progress.
+            FourPartError: settings, data, storage or cluster are unusable; raised before any worker starts.
+            TaskError: the task's code raised.
+            WorkersLostError: the failure budget `run.max_failures` is spent.
             CheckpointError: the last checkpoint could not be saved.
         """
-        before = resume.earlier_facts(self.run_dir, self._config.resume)
-        config = resume.with_logical_workers(self._config, before)
-        work = schedule(self._task, config)
+        before = resume.read_metadata(self.run_dir, self._config.resume)
+        config = resume.complete_settings(self._config, self._name, self._storage, before)
+        schedule = build_schedule(self._task, config)
         run_dir = storage.check_writable(config.storage, config.name)
-        facts = resume.describe(self._task, config, work)
+        metadata = resume.run_metadata(self._task, config, schedule)
         done = resume.newest_step(run_dir)
-        resume.check_same(run_dir, before, facts, done if type(self._task).scheduler is Task.scheduler else None)
-        if done >= work.num_steps:
+        resume.check_resumable(run_dir, before, metadata, done if type(self._task).scheduler is Task.scheduler else None)
+        if done >= schedule.num_steps:
             return _result(run_dir, config, "already complete")
-        viewer = viewer or Nobody()
+        viewer = viewer or NullViewer()
         if self._is_moved:
-            viewer.say(storage.moved_to(run_dir), time.time())
-        with listen() as wish:
-            outcome = self._train(config, work, facts, viewer, wish)
-        return _result(run_dir, config, outcome, wish.signal if outcome == "stopped" else None)
+            viewer.status(storage.moved_to(run_dir), time.time())
+        with stop_on_signals() as request:
+            outcome = self._train(config, schedule, metadata, viewer, request)
+        return _result(run_dir, config, outcome, request.signal if outcome == "stopped" else None)
 
-    def _train(self, config: RunConfig, work: Schedule, facts: dict[str, Any], viewer: Viewer, wish: StopWish) -> str:
-        """Trains on Ray, and tells how it ended: "completed" or "stopped"."""
+    def _train(
+        self, config: RunConfig, schedule: Schedule, metadata: dict[str, Any], viewer: Viewer, request: StopRequest
+    ) -> str:
+        """Trains on Ray. Returns "completed" or "stopped"."""
         run_dir, in_place = self.run_dir, is_in_place(config.elasticity, viewer)
-        viewer.say("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
+        viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
         with cluster.connected():
-            wish.listen()  # `ray.init` has a handler of its own for SIGTERM
+            request.listen()  # `ray.init` installs its own handler for SIGTERM
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))
             storage.check_shared(run_dir, config.storage)
-            run_dir.write_json(facts, RUN)
+            run_dir.write_json(metadata, RUN)
             CheckpointStore(run_dir).delete_incomplete()
-            order = self._order(config, work, accelerator)
-            with _actors(config, in_place) as (sink, rendezvous), _scratch_directory() as scratch:
-                watch = Watch(sink, rendezvous, viewer, wish, config.stop_grace_s)
-                watch.tell(_run_started(config, work, run_dir))
-                viewer.say("starting workers", time.time())
+            spec = self._spec(config, schedule, accelerator)
+            with _actors(config, in_place) as (event_writer, rendezvous), _scratch_directory() as scratch:
+                monitor = RunMonitor(event_writer, rendezvous, viewer, request, config.stop_grace_s)
+                monitor.emit(_run_started(config, schedule, run_dir))
+                viewer.status("starting workers", time.time())
                 trainer = build_trainer(
-                    *(order, sink, rendezvous, in_place, scratch),
-                    is_complete=lambda: resume.newest_step(run_dir) >= work.num_steps,
-                    while_running=watch.look,
-                    share=self._share,
+                    *(spec, event_writer, rendezvous, in_place, scratch),
+                    is_complete=lambda: resume.newest_step(run_dir) >= schedule.num_steps,
+                    while_running=monitor.poll,
+                    lease=self._lease,
                 )
-                return _run(trainer, run_dir, work, watch)
+                return _run(trainer, run_dir, schedule, monitor)
 
-    def _order(self, config: RunConfig, work: Schedule, accelerator: str) -> Work:
-        return Work(
+    def _spec(self, config: RunConfig, schedule: Schedule, accelerator: str) -> RunSpec:
+        return RunSpec(
             task=self._task,
             config=config,
-            sources=work.sources,
-            plans=work.plans,
-            num_steps=work.num_steps,
-            run_facts={"name": config.name, "num_steps": work.num_steps, "num_logical": config.num_logical},
-            storage=config.storage,
-            name=config.name,
+            sources=schedule.sources,
+            plans=schedule.plans,
+            num_steps=schedule.num_steps,
             environment=forwarded(os.environ, config.forward_env),
             accelerator=accelerator,
         )
 
 
-def _run(trainer: RayTrainer, run_dir: RunDir, work: Schedule, watch: Watch) -> str:
-    """Trains, and tells how it ended: "completed" or "stopped"."""
+def _run(trainer: RayTrainer, run_dir: RunDir, schedule: Schedule, monitor: RunMonitor) -> str:
+    """Trains, and shows the end of the run. Returns "completed" or "stopped"."""
     ended, message = "failed", ""
     try:
         try:
             trainer.fit()
-        except StopLimit as limit:
-            message = str(limit)
+        except StopTimeout as timeout:
+            message = str(timeout)
         except KeyboardInterrupt:
-            message = "a second signal ended it at once"
-        except SystemExit:  # of the viewer, who wants no more of it
-            ended, message = "stopped", "ended by whoever watched it"
+            message = "a second signal ended the run immediately"
+        except SystemExit:  # raised by the viewer
+            ended, message = "stopped", "ended by the viewer"
             raise
         except (TrainingFailedError, RaytrainError) as error:
-            cause = with_rows(error if isinstance(error, RaytrainError) else own_error(error), work.train)
+            cause = with_rows(error if isinstance(error, RaytrainError) else cause_of(error), schedule.train)
             message = str(cause)
             raise cause from None
-        ended = "completed" if resume.newest_step(run_dir) >= work.num_steps else "stopped"
+        ended = "completed" if resume.newest_step(run_dir) >= schedule.num_steps else "stopped"
     finally:
-        watch.finish(RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message, time=time.time()))
+        monitor.finish(RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message, time=time.time()))
         trainer.close(CLOSE_LIMIT_S)
     return ended
 
 
+def cause_of(error: TrainingFailedError) -> RaytrainError:
+    """The cause of a failed run; if several ranks failed, errors of the task's code take precedence."""
+    if isinstance(error, WorkerGroupError):
+        for kind in (TaskError, FourPartError, WorkersLostError, RaytrainError):
+            for cause in error.worker_failures.values():
+                if isinstance(cause, kind):
+                    return cause
+    if isinstance(error, ControllerError) and isinstance(error.controller_failure, RaytrainError):
+        return error.controller_failure
+    return InternalError(str(error))
+
+
+def with_rows(error: RaytrainError, plan: Plan) -> RaytrainError:
+    """The error, with row numbers if it is a PoisonRowsError; the controller knows only logical workers."""
+    if not isinstance(error, PoisonRowsError):
+        return error
+    rows = [int(row) for logical in error.logical for row in plan.row_ids(error.step, logical)]
+    return PoisonRowsError(error.step, error.logical, error.cause, tuple(rows))
+
+
 @contextmanager
 def _scratch_directory() -> Iterator[str]:
-    """Ray Train insists on a storage of its own; nothing of value goes there."""
+    """Ray Train requires a storage path of its own; nothing important is written there."""
     path = tempfile.mkdtemp(prefix="raytrain-")
     try:
         yield path
@@ -165,24 +210,24 @@ def _scratch_directory() -> Iterator[str]:
 
 @contextmanager
 def _actors(config: RunConfig, in_place: bool) -> Iterator[tuple[Any, Any]]:
-    """The event sink and the rendezvous of a run; gone after the block."""
-    sink = cluster.pinned(EventSink, max_restarts=-1).remote(config.storage, config.name)
+    """The event writer and the rendezvous of a run; killed after the block."""
+    event_writer = cluster.pinned(EventWriter, max_restarts=-1).remote(config.storage, config.name)
     rendezvous = open_rendezvous(config, in_place)
     try:
-        yield sink, rendezvous
+        yield event_writer, rendezvous
     finally:
         if in_place:
             ray.kill(rendezvous)
-        ray.kill(sink)
+        ray.kill(event_writer)
 
 
-def _run_started(config: RunConfig, work: Schedule, run_dir: RunDir) -> RunStarted:
+def _run_started(config: RunConfig, schedule: Schedule, run_dir: RunDir) -> RunStarted:
     return RunStarted(
         name=config.name,
         directory=run_dir.path,
-        num_steps=work.num_steps,
-        steps_per_epoch=work.train.steps_per_epoch,
-        rows_per_epoch=work.train.num_rows - work.train.num_dropped_rows,
+        num_steps=schedule.num_steps,
+        steps_per_epoch=schedule.train.steps_per_epoch,
+        rows_per_epoch=schedule.train.num_rows - schedule.train.num_dropped_rows,
         global_batch=config.global_batch,
         num_logical=config.num_logical,
         workers=config.workers,

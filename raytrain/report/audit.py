@@ -1,7 +1,7 @@
-"""Did the run train on each row exactly once, in the step that the plan gives it, whatever happened to its workers?
+"""Did the run train on each row exactly once, in the planned step, whatever happened to its workers?
 
-The plan is built again from `run.json`; what was trained comes from the events. The epochs are also counted row by row,
-without the plan, so an error in the plan would be seen as well. Reads a run's directory, in any process.
+Rebuilds the plan from `run.json` and compares it with the row ids in the events. Also counts the rows of each epoch
+without the plan, which detects an error in the plan itself. Only reads a run directory, in any process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from raytrain.errors import ConfigError
 from raytrain.events import kinds
 from raytrain.events.curve import StepRecord, curve
 from raytrain.events.log import read
-from raytrain.events.rows import unpack
-from raytrain.events.words import count_of
-from raytrain.plan.order import Plan
-from raytrain.report.facts import facts_of, not_as_written
+from raytrain.events.messages import count_of
+from raytrain.events.row_ids import unpack
+from raytrain.plan import Plan
+from raytrain.report.outcome import invalid_metadata, read_metadata
 from raytrain.rundir import RunDir
 
 SHOWN_DIFFERENCES = 10
@@ -30,18 +30,17 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What the audit found.
+    """The result of an audit.
 
     Args:
         directory: the run's directory.
-        steps: committed steps that were checked.
-        epochs: epochs that were trained on to their end.
-        rows: rows trained on, counted each time.
-        dropped_rows_per_epoch: rows that the setting drop_last leaves out of each epoch.
-        generations, lost, joins, restores: what the run went through: sets of workers that trained together, workers
-            lost, growths, and starts from a checkpoint.
-        num_differences: what does not agree; 0 is a proof.
-        differences: the first of them, in words.
+        steps: number of committed steps that were checked.
+        epochs: number of complete epochs.
+        rows: number of rows trained on, repeated rows included.
+        dropped_rows_per_epoch: number of rows that `run.drop_last` leaves out of each epoch.
+        generations, lost, joins, restores: number of generations, lost workers, joins, and starts from a checkpoint.
+        num_differences: number of deviations from the plan; 0 is a proof.
+        differences: messages of the first deviations.
     """
 
     directory: str
@@ -64,7 +63,7 @@ class AuditReport:
         return {"passed": self.passed, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as text."""
         verdict = "passed" if self.passed else f"FAILED with {count_of(self.num_differences, 'difference')}"
         dropped = f" ({count_of(self.dropped_rows_per_epoch, 'row')} dropped)" if self.dropped_rows_per_epoch else ""
         lines = [
@@ -84,7 +83,7 @@ def audit(run_dir: RunDir) -> AuditReport:
     """Checks a run against its plan; O(rows of an epoch) memory.
 
     Raises:
-        StorageError: there is no run, or nothing in it that could be checked.
+        StorageError: there is no run, or its `run.json` is invalid.
         ConfigError: the run did not record its rows.
     """
     plan = _plan_of(run_dir)
@@ -92,7 +91,7 @@ def audit(run_dir: RunDir) -> AuditReport:
     steps = curve(events)
     if not any(record.row_ids for record in steps.values()):
         found = f"{count_of(len(steps), 'step')}, no row numbers" if steps else "no finished steps"
-        raise ConfigError(run_dir.path, found, "the run recorded which rows each step trained on", "run it with --run.audit")
+        raise ConfigError(run_dir.path, found, "the run recorded the rows of each step", "run with --run.audit")
     num_differences, shown = 0, []
     for text in _differences(plan, steps):
         num_differences += 1
@@ -103,14 +102,14 @@ def audit(run_dir: RunDir) -> AuditReport:
         epochs=(max(steps) + 1) // plan.steps_per_epoch,
         rows=sum(record.rows for record in steps.values()),
         dropped_rows_per_epoch=plan.num_dropped_rows,
-        **_survived(events),
+        **_history(events),
         num_differences=num_differences,
         differences=tuple(shown),
     )
 
 
 def _plan_of(run_dir: RunDir) -> Plan:
-    values = facts_of(run_dir)["plan"]
+    values = read_metadata(run_dir)["plan"]
     try:
         chunks = values["chunk_rows"]
         return Plan(
@@ -123,13 +122,13 @@ def _plan_of(run_dir: RunDir) -> Plan:
             drop_last=bool(values["drop_last"]),
         )
     except KeyError as error:
-        raise not_as_written(run_dir, f"no {error.args[0]}") from None
+        raise invalid_metadata(run_dir, f"no {error.args[0]}") from None
     except (TypeError, ValueError) as error:
-        raise not_as_written(run_dir, str(error)) from None
+        raise invalid_metadata(run_dir, str(error)) from None
 
 
 def _differences(plan: Plan, steps: dict[int, StepRecord]) -> Iterator[str]:
-    """All that does not agree, in the order of steps."""
+    """All deviations from the plan, in the order of steps."""
     last = max(steps)
     for epoch in range(last // plan.steps_per_epoch + 1):
         trained = np.zeros(plan.num_rows, dtype=np.int64)
@@ -152,7 +151,7 @@ def _differences(plan: Plan, steps: dict[int, StepRecord]) -> Iterator[str]:
 
 
 def _step_differences(step: int, rows: Rows, record: StepRecord, plan: Plan) -> Iterator[str]:
-    planned = np.concatenate([plan.rows(step, logical) for logical in range(plan.num_logical)])
+    planned = np.concatenate([plan.row_ids(step, logical) for logical in range(plan.num_logical)])
     if record.rows != len(rows):
         yield f"step {step}: reported {count_of(record.rows, 'row')}, recorded the numbers of {len(rows)}"
     if np.array_equal(np.sort(rows), np.sort(planned)):
@@ -167,17 +166,17 @@ def _step_differences(step: int, rows: Rows, record: StepRecord, plan: Plan) -> 
 
 
 def _epoch_differences(epoch: int, trained: Rows, plan: Plan, whole: bool) -> Iterator[str]:
-    """Counts of the epoch's rows, shape [num_rows], against "once"; which rows are dropped, the steps have shown."""
+    """Compares how often each row was trained on, shape [num_rows], with once; dropped rows are checked per step."""
     for row in np.flatnonzero(trained > 1).tolist():
         yield f"epoch {epoch + 1}, row {row}: trained on {trained[row]} times"
     unused = np.flatnonzero(trained == 0).tolist()
     if whole and len(unused) != plan.num_dropped_rows:
         some = ", ".join(map(str, unused[:3])) + (", ..." if len(unused) > 3 else "")
-        rule = f"{plan.num_dropped_rows} would be right"
+        rule = f"expected {plan.num_dropped_rows}"
         yield f"epoch {epoch + 1}: {count_of(len(unused), 'row')} not trained on, {rule} (row {some or 'none'})"
 
 
-def _survived(events: Iterable[kinds.Event]) -> dict[str, int]:
+def _history(events: Iterable[kinds.Event]) -> dict[str, int]:
     events = list(events)
     formed = [event for event in events if isinstance(event, kinds.GenerationFormed)]
     return {

@@ -1,7 +1,7 @@
-"""Did two runs come to the same result, to the last bit, and if not, where do they part?
+"""Do two runs have the same result, to the last bit, and if not, where is the first difference?
 
-Pure: two outcomes in, a verdict out. Weights and optimizer are compared by their digests, losses by their bits, and the
-files of checkpoints by their SHA-256. Workers do not count, settings that could explain a difference are named.
+A pure function of two outcomes. Compares weights and optimizer state by digest, losses by their bits, and checkpoint files
+by SHA-256. Lists settings that can explain a difference; the number of workers is not one of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raytrain.errors import ConfigError
+from raytrain.errors import ConfigError, differences
 from raytrain.events.kinds import StateDigest
-from raytrain.events.words import count_of
+from raytrain.events.messages import count_of
 from raytrain.report.outcome import Outcome
 
+SEPARATOR = " and "
+
 EXPLAINING = ("micro_batch", "precision", "exactness", "clip_norm", "accelerator", "threads_per_worker")
-"""Settings of a run that can change bits, besides those of the plan, which must be equal."""
+"""Settings that can change bits, besides those of the plan, which must be equal."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ class StateDifference:
     """The first digests that differ.
 
     Args:
-        step: finished steps.
-        equal_until: finished steps of the last digests before it, which are equal; None if it is the first.
-        tensors: names of what differs, in the model's order.
-        num_tensors: how many names there are.
+        step: number of finished steps.
+        equal_until: number of finished steps of the previous, equal digest; None if there is none.
+        tensors: names of the tensors that differ, in the model's order.
+        num_tensors: number of all tensors.
     """
 
     step: int
@@ -39,7 +41,7 @@ class StateDifference:
 
 @dataclass(frozen=True)
 class LossDifference:
-    """The first losses that differ; the step counts from 0."""
+    """The first losses that differ; step numbers start at 0."""
 
     step: int
     losses: tuple[float, float]
@@ -47,7 +49,7 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class FileCompared:
-    """A file that the checkpoints of both runs after `step` finished steps have."""
+    """A file in the checkpoints of both runs after `step` finished steps."""
 
     step: int
     name: str
@@ -55,24 +57,24 @@ class FileCompared:
 
     @property
     def is_proof(self) -> bool:
-        """Whether a difference means other weights: pickled files may differ in form alone."""
+        """Whether a difference means different weights: pickled files can differ with equal content."""
         return self.name.endswith(".safetensors")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared, and what came out.
+    """The result of a comparison.
 
     Args:
-        runs: the directories.
-        own_digests: how many digests each run has.
-        digests: finished steps after which both have one.
-        state: where these differ first; None if they do not.
-        losses: steps of which both have the loss.
-        loss: where these differ first; None if they do not.
-        files: files of checkpoints of equal steps.
-        settings: what could explain a difference, in words.
-        is_bitwise: whether both runs promise that their workers do not change a bit.
+        runs: the run directories.
+        own_digests: number of digests of each run.
+        digests: numbers of finished steps with a digest in both runs.
+        state: first difference of these; None if there is none.
+        losses: steps with a loss in both runs.
+        loss: first difference of these; None if there is none.
+        files: files of checkpoints of the same step.
+        settings: settings that can explain a difference, as "name: one and other".
+        is_bitwise: whether both runs have `run.exactness` bitwise.
     """
 
     runs: tuple[str, str]
@@ -87,12 +89,12 @@ class Comparison:
 
     @property
     def is_identical(self) -> bool:
-        """As far as is known; files that may differ in form alone do not count."""
+        """Whether everything recorded by both runs is equal; pickled files are ignored."""
         return self.state is None and self.loss is None and all(file.is_equal or not file.is_proof for file in self.files)
 
     @property
     def through_step(self) -> int:
-        """Finished steps through which all that was compared says something: the last digests, else the last losses."""
+        """Number of finished steps that the comparison covers: last digests, else last losses, else last files."""
         return self.digests[-1] if self.digests else self.losses[-1] + 1 if self.losses else self.files[-1].step
 
     def to_json(self) -> dict[str, Any]:
@@ -117,10 +119,10 @@ class Comparison:
 
 
 def compare(first: Outcome, second: Outcome) -> Comparison:
-    """Compares what two runs have in common.
+    """Compares what both runs have recorded.
 
     Raises:
-        ConfigError: their plans differ, or no step is known of both, so there is nothing to compare.
+        ConfigError: the plans differ, or the runs have no step in common.
     """
     _check_plans(first, second)
     digests, losses = _common(first.digests, second.digests), _common(first.losses, second.losses)
@@ -128,7 +130,7 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
     if not digests and not losses and not files:
         have = " and ".join(count_of(len(run.losses), "finished step") for run in (first, second))
         raise ConfigError(
-            _both(first, second), have, "the runs have a step in common", "wait until both have finished a step"
+            _both(first, second), have, "the runs have a step in common", "wait until both runs have finished a step"
         )
     return Comparison(
         runs=(first.directory, second.directory),
@@ -138,16 +140,16 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
         losses=losses,
         loss=_compare_losses(first.losses, second.losses, losses),
         files=files,
-        settings=tuple(_differences(_explaining(first), _explaining(second))),
-        is_bitwise=all(run.facts.get("run", {}).get("exactness") == "bitwise" for run in (first, second)),
+        settings=tuple(differences("", _explaining(first), _explaining(second), SEPARATOR)),
+        is_bitwise=all(run.metadata.get("run", {}).get("exactness") == "bitwise" for run in (first, second)),
     )
 
 
 def _check_plans(first: Outcome, second: Outcome) -> None:
-    if differences := _differences(first.facts["plan"], second.facts["plan"], "plan"):
-        rule = "steps are compared where they have the same rows in the same order, so the plans are equal"
-        fix = "compare runs of the same data, run.seed, run.global_batch and run.logical_workers"
-        raise ConfigError(_both(first, second), "\n         ".join(differences), rule, fix)
+    if found := differences("plan", first.metadata["plan"], second.metadata["plan"], SEPARATOR):
+        rule = "both runs have the same plan, because only steps with the same rows can be compared"
+        fix = "compare runs with the same data, run.seed, run.global_batch and run.logical_workers"
+        raise ConfigError(_both(first, second), "\n         ".join(found), rule, fix)
 
 
 def _both(first: Outcome, second: Outcome) -> str:
@@ -173,7 +175,7 @@ def _compare_digests(
 def _compare_losses(
     first: Mapping[int, float], second: Mapping[int, float], steps: tuple[int, ...]
 ) -> LossDifference | None:
-    """By their shortest exact texts: these tell -0.0 from 0.0, and NaN is equal to NaN."""
+    """Compares by `repr`, so -0.0 differs from 0.0 and NaN equals NaN."""
     for step in steps:
         losses = (float(first[step]), float(second[step]))
         if repr(losses[0]) != repr(losses[1]):
@@ -191,23 +193,10 @@ def _compare_files(
 
 
 def _explaining(run: Outcome) -> dict[str, Any]:
-    """What a result may depend on besides the plan."""
-    settings = run.facts.get("run", {})
-    parts = {key: run.facts.get(key) for key in ("task", "data", "num_steps", "versions")}
-    return {**parts, "run": {name: settings.get(name) for name in EXPLAINING}, "workers": dict(run.conditions)}
-
-
-def _differences(first: Any, second: Any, name: str = "") -> list[str]:
-    """What differs, as "name: one and other"."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        keys, prefix = dict.fromkeys([*first, *second]), f"{name}." if name else ""
-        return [line for key in keys for line in _differences(first.get(key), second.get(key), f"{prefix}{key}")]
-    return [] if first == second else [f"{name}: {_short(first)} and {_short(second)}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """What a result can depend on besides the plan."""
+    settings = run.metadata.get("run", {})
+    parts = {key: run.metadata.get(key) for key in ("task", "data", "num_steps", "versions")}
+    return {**parts, "run": {name: settings.get(name) for name in EXPLAINING}, "workers": dict(run.environment)}
 
 
 def _plain(value: float) -> float | str:

@@ -1,4 +1,4 @@
-"""Where a run lies, on a local path or behind a URI, and JSON files that are whole or absent."""
+"""The directory of a run is a local path or a URI, and its JSON files are complete or absent."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import pickle
 from pathlib import Path
 
 import pytest
-from pyarrow import fs
 
 from raytrain.rundir import RunDir
 from tests.unit.checkpoint.faults import FaultyFilesystem, FirstFail
 
 
-def test_r11_a_relative_path_is_made_absolute_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r11_local_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/somewhere")
     run_dir = RunDir.at("./runs", "digits")
     monkeypatch.chdir("/")
-    assert run_dir.path == f"{tmp_path}/runs/digits"
-    assert run_dir.is_local
-
-
-def test_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
+    assert (run_dir.path, run_dir.is_local) == (f"{tmp_path}/runs/digits", True)
     assert RunDir.at("~/runs", "a").path == "/somewhere/runs/a"
+    assert pickle.loads(pickle.dumps(run_dir)) == run_dir
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -46,7 +42,7 @@ def test_json_comes_back_as_it_was_written(tmp_path: Path, filesystem: str) -> N
     assert run_dir.read_json("top.json") == 1
 
 
-def test_reading_tells_a_missing_file_from_a_broken_one(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_invalid_one_raise_different_errors(tmp_path: Path) -> None:
     run_dir = RunDir.at(str(tmp_path), "run")
     with pytest.raises(FileNotFoundError):
         run_dir.read_json("run.json")
@@ -65,8 +61,3 @@ def test_r7_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
             broken.write_json({"new": 2}, "run.json")
         assert fault.left == 0
         assert RunDir.at(str(tmp_path), "run").read_json("run.json") == {"old": 1}
-
-
-def test_a_run_directory_travels_between_processes(tmp_path: Path) -> None:
-    run_dir = RunDir(fs.LocalFileSystem(), str(tmp_path), True)
-    assert pickle.loads(pickle.dumps(run_dir)) == run_dir

@@ -1,8 +1,8 @@
-"""Filesystems that fail on purpose, for the tests of the store and the saver."""
+"""Filesystems that fail on purpose, for the tests of the store, the saver and the run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ FILES = {"model.safetensors": b"weights" * 1000, "state.pt": b"the rest" * 100}
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: no handler of the package may catch it."""
+    """Simulates the death of the process: no handler of the package may catch it."""
 
 
 class FaultyFilesystem:
-    """The local filesystem, with a hook before each operation; the hook raises what shall happen."""
+    """The local filesystem with a hook before each operation, which can raise."""
 
     def __init__(self, before: Callable[[str, str], None]) -> None:
         self._inner, self._before = fs.LocalFileSystem(), before
@@ -37,7 +37,7 @@ class FaultyFilesystem:
 
 
 class Stream:
-    """An output stream with the hook before each write, after half of the bytes are through."""
+    """An output stream with the hook in each write, after half of its bytes."""
 
     def __init__(self, inner: Any, before: Callable[[], None]) -> None:
         self._inner, self._before = inner, before
@@ -69,7 +69,7 @@ class FirstFail:
 
 
 class KillAt:
-    """Raises Killed at the n-th operation and at each one after it, as a dead process does nothing any more."""
+    """Raises Killed at the n-th operation and at all later ones."""
 
     def __init__(self, n: int) -> None:
         self.left, self.fired = n, False
@@ -81,14 +81,11 @@ class KillAt:
             raise Killed
 
 
-def store_at(path: Path, before: Callable[[str, str], None] | None = None, is_local: bool = False) -> CheckpointStore:
-    """A store that never really sleeps; `is_local` False takes the ways of an object store."""
-    ticks = clock()
-    filesystem = FaultyFilesystem(before or (lambda operation, path: None))
-    return CheckpointStore(RunDir(filesystem, str(path), is_local), sleep=[].append, clock=lambda: next(ticks))
-
-
-def clock() -> Iterator[float]:
-    now = 1000.0
-    while True:
-        yield (now := now + 1)
+def store_at(
+    path: Path,
+    before: Callable[[str, str], None] = lambda operation, path: None,
+    is_local: bool = False,
+    sleep: Callable[[float], None] = lambda seconds: None,
+) -> CheckpointStore:
+    """A store that does not really sleep; with `is_local` False it behaves as on an object store."""
+    return CheckpointStore(RunDir(FaultyFilesystem(before), str(path), is_local), sleep=sleep)

@@ -1,4 +1,4 @@
-"""The curve of a run holds the steps that count."""
+"""The curve of a run contains the committed steps."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ from raytrain.events import kinds
 from raytrain.events.curve import StepRecord, curve
 
 
-def one_step(step: int, loss: float) -> kinds.StepsDone:
+def one_step(step: int, loss: float, waits: list[float]) -> kinds.StepsDone:
     return kinds.StepsDone(
         first_step=step,
         losses=[loss],
         weights=[2.0],
         rows=[3],
-        learning_rates=[0.1],
+        learning_rates=[0.1],  # type: ignore[arg-type]
         finished=[4.0],
-        data_waits=[0.5],
-        row_ids=["ids"],
+        data_waits=waits,
+        row_ids=["ids"],  # type: ignore[arg-type]
     )
 
 
-def test_steps_that_were_undone_are_replaced_by_those_of_the_new_attempt() -> None:
+def test_undone_steps_are_replaced_and_missing_data_waits_are_zero() -> None:
     restored = kinds.StateRestored(step=1, checkpoint="step-1")
-    records = curve([one_step(0, 0.5), one_step(1, 0.4), one_step(2, 0.3), restored, one_step(1, 0.45)])
-    assert records == {
+    first = [one_step(step, 0.5 - step / 10, [0.5]) for step in range(3)]
+    assert curve([*first, restored, one_step(1, 0.45, [])]) == {
         0: StepRecord(0, 0.5, 2.0, 3, 0.1, 4.0, 0.5, "ids"),
-        1: StepRecord(1, 0.45, 2.0, 3, 0.1, 4.0, 0.5, "ids"),
+        1: StepRecord(1, 0.45, 2.0, 3, 0.1, 4.0, 0.0, "ids"),
     }
-
-
-def test_a_log_that_does_not_know_waits_for_data_has_none() -> None:
-    """As those of earlier versions."""
-    old = kinds.StepsDone(
-        first_step=0, losses=[0.5, 0.4], weights=[2.0] * 2, rows=[3] * 2, learning_rates=[0.1] * 2, finished=[4.0, 5.0]
-    )
-    assert [record.data_wait_s for record in curve([old]).values()] == [0.0, 0.0]

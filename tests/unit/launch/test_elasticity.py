@@ -1,4 +1,4 @@
-"""Which way a run changes its workers, and what is said where that is not the one that was asked for."""
+"""Which elasticity a run uses, and what is reported if it is not the requested one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import pytest
 
 from raytrain.config import RunConfig
 from raytrain.elastic import internals
-from raytrain.elastic.restarting import RestartingTrainer, StopRelay
+from raytrain.elastic.restart import RestartTrainer, StopRelay
 from raytrain.elastic.trainer import ElasticTrainer
 from raytrain.errors import ConfigError
 from raytrain.launch import elasticity
 from raytrain.launch.elasticity import build_trainer, is_in_place, open_rendezvous
-from raytrain.launch.watch import Nobody
-from raytrain.worker.entry import CONNECTIONS, Work
+from raytrain.launch.monitor import NullViewer
+from raytrain.worker.context import RunSpec
+from raytrain.worker.entry import CONNECTIONS
 from tests.golden import check
 
 
-class Told(Nobody):
+class SeenTexts(NullViewer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def say(self, text: str, now: float) -> None:
+    def status(self, text: str, now: float) -> None:
         self.texts.append(text)
 
 
@@ -36,32 +37,32 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("setting", "in_place"), [("auto", True), ("in_place", True), ("restart", False)])
-def test_with_the_ray_that_it_knows_nothing_is_said(setting: str, in_place: bool) -> None:
-    viewer = Told()
+def test_nothing_is_reported_with_a_supported_ray(setting: str, in_place: bool) -> None:
+    viewer = SeenTexts()
     assert is_in_place(setting, viewer) == in_place
     assert viewer.texts == []
 
 
 @pytest.mark.usefixtures("broken")
-def test_with_another_ray_it_restarts_by_itself_with_one_warning() -> None:
-    viewer = Told()
+def test_auto_falls_back_to_restart_mode_with_one_warning() -> None:
+    viewer = SeenTexts()
     assert not is_in_place("auto", viewer)
     (text,) = viewer.texts
     assert text.startswith("warning: each change of workers restarts all of them")
-    assert "Ray 2.99.0 (there is no ReplicaGroup, and 1 more)" in text
+    assert "Ray 2.99.0 (ReplicaGroup does not exist, and 1 more)" in text
     assert "\n" not in text
 
 
 @pytest.mark.usefixtures("broken")
-def test_with_another_ray_in_place_is_refused_in_four_parts() -> None:
+def test_in_place_is_refused_with_an_unsupported_ray() -> None:
     with pytest.raises(ConfigError) as caught:
-        is_in_place("in_place", Told())
+        is_in_place("in_place", SeenTexts())
     check("errors/in_place.txt", f"{caught.value}\n")
 
 
 @pytest.mark.usefixtures("broken")
-def test_whoever_asks_for_restarts_is_not_warned() -> None:
-    viewer = Told()
+def test_restart_mode_is_not_warned_about() -> None:
+    viewer = SeenTexts()
     assert not is_in_place("restart", viewer)
     assert viewer.texts == []
 
@@ -79,26 +80,24 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_one_rendezvous_for_all_or_one_for_each_attempt(in_place: bool, made: list[tuple[Any, ...]]) -> None:
+def test_in_place_has_one_rendezvous_and_restart_mode_one_per_attempt(in_place: bool, made: list[tuple[Any, ...]]) -> None:
     rendezvous = open_rendezvous(RunConfig(workers=(2, 3)), in_place)
     assert made == ([("RendezvousActor", 2)] if in_place else [])
     assert in_place or isinstance(rendezvous, StopRelay)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_the_trainer_of_either_way_gets_the_work(
-    in_place: bool, made: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elasticity, "ray", SimpleNamespace(put=lambda order: "work"))
-    order = Work(None, RunConfig(workers=(1, 2)), {}, {}, 9, {}, "", "", {}, "cpu")  # type: ignore[arg-type]
-    trainer = build_trainer(order, "sink", StopRelay(), in_place, "/nowhere", lambda: True, lambda: None)
+def test_both_trainers_get_the_spec(in_place: bool, made: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elasticity, "ray", SimpleNamespace(put=lambda spec: "spec"))
+    spec = RunSpec(None, RunConfig(workers=(1, 2)), {}, {}, 9, {}, "cpu")  # type: ignore[arg-type]
+    trainer = build_trainer(spec, "writer", StopRelay(), in_place, "/nowhere", lambda: True, lambda: None)
     if in_place:
         assert isinstance(trainer, ElasticTrainer)
         assert trainer.train_loop_config[CONNECTIONS].first_worker == 0
         return
-    assert isinstance(trainer, RestartingTrainer)
-    means = trainer._means
-    connections = means.connect("rendezvous", 3)[CONNECTIONS]
-    assert (connections.work, connections.rendezvous, connections.first_worker) == ("work", "rendezvous", 3)
-    means.open_rendezvous(2, -1, 0)
-    assert made == [("AttemptRendezvous", 2)]
+    assert isinstance(trainer, RestartTrainer)
+    factory = trainer._factory
+    connections = factory.connect("rendezvous", 3)[CONNECTIONS]
+    assert (connections.spec, connections.rendezvous, connections.first_worker) == ("spec", "rendezvous", 3)
+    factory.open_rendezvous(2, -1, 0)
+    assert made == [("FitActor",), ("AttemptRendezvous", 2)]

@@ -1,8 +1,8 @@
-"""How are row numbers written in a line of text? For the audit, which records every row of every step.
+"""How are row ids encoded in a line of the event log? Bit-packed, then base 85.
 
-Random row numbers do not compress, so each is stored with as many bits as the largest needs: 64 rows of a million take
-2.5 bytes each, 3.3 characters in base 85 (whose alphabet needs no escapes in JSON). The order is kept. Used by the
-workers, which pack, and by viewers, which unpack.
+Random row ids do not compress, so each takes as many bits as the largest one needs: ids below a million take 2.5 bytes,
+3.3 characters in base 85 (whose alphabet needs no escapes in JSON). The order is preserved. Workers pack, the audit
+unpacks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 
 def pack(rows: NDArray[np.int64]) -> str:
-    """Row numbers (shape [rows], any int64) as text: `count.lowest.bits.payload`."""
+    """Row ids (shape [rows], any int64) as text: `count.lowest.bits.payload`."""
     if len(rows) == 0:
         return "0.0.0."
     low = int(rows.min())
-    above = rows.astype(np.uint64) - np.uint64(low % 2**64)  # wraps around where it must, so any int64 will do
+    above = rows.astype(np.uint64) - np.uint64(low % 2**64)  # modulo 2**64, so any int64 works
     width = int(above.max()).bit_length()
     bits = np.unpackbits(above.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     payload = np.packbits(bits[:, :width], bitorder="little").tobytes()
@@ -26,16 +26,16 @@ def pack(rows: NDArray[np.int64]) -> str:
 
 
 def unpack(text: str) -> NDArray[np.int64]:
-    """The row numbers that `pack` was given, in the same order. Shape [rows].
+    """The row ids that `pack` was given, in the same order. Shape [rows].
 
     Raises:
-        ValueError: the text was not written by `pack`.
+        ValueError: the text is not an output of `pack`.
     """
     count, low, width, payload = text.split(".", 3)
     shape = int(count), int(width)
     data = np.frombuffer(base64.b85decode(payload), dtype=np.uint8)
     if 8 * len(data) < shape[0] * shape[1]:
-        raise ValueError(f"packed rows are cut off: {len(data)} bytes for {count} rows of {width} bits")
+        raise ValueError(f"packed row ids are truncated: {len(data)} bytes for {count} rows of {width} bits")
     bits = np.zeros((shape[0], 64), dtype=np.uint8)
     bits[:, : shape[1]] = np.unpackbits(data, count=shape[0] * shape[1], bitorder="little").reshape(shape)
     above = np.packbits(bits, axis=1, bitorder="little").view("<u8").reshape(-1).astype(np.uint64)

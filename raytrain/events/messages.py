@@ -1,6 +1,6 @@
-"""What happened, in one line for people: the words of each notable event.
+"""What is the one-line message of an event? Also the small formatters that messages share.
 
-Steps are not notable one by one, and printed lines speak for themselves. Pure functions, used by all viewers.
+Single steps have no message, and output lines are shown as they are. Pure functions, used by all viewers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from raytrain.units import format_bytes, format_count, format_seconds
 
 
 def describe(event: kinds.Event) -> str | None:
-    """One line without control characters, or None for an event that is not notable."""
-    words = _WORDS.get(event.kind)
-    return clean(words(event)) if words else None
+    """One line without control characters, or None for an event without a message."""
+    message = _MESSAGES.get(event.kind)
+    return clean(message(event)) if message else None
 
 
 def clean(text: str) -> str:
-    """The text as one line that cannot move a cursor: each control character becomes a space, the ends are trimmed.
+    """The text as one printable line: control characters become spaces, terminal escapes and trailing space are removed.
 
-    Of a line that was drawn over with carriage returns, as progress bars do, the last drawing is kept.
+    Keeps only what follows the last carriage return, because progress bars redraw their line.
     """
     last = text.rstrip("\r\n").rpartition("\r")[2]
     return "".join(c if c.isprintable() else " " for c in _without_escapes(last)).rstrip()
@@ -54,7 +54,7 @@ def count_of(count: int, noun: str, plural: str = "") -> str:
 
 
 def _without_escapes(text: str) -> str:
-    """Without terminal control sequences (ECMA-48: ESC [ parameters, then a final byte from @ to ~)."""
+    """Removes terminal control sequences (ECMA-48: ESC [ parameters, then a final byte from @ to ~)."""
     first, *rest = text.split("\x1b[")
     return first + "".join(part.lstrip("0123456789;:?<=>!\"#$%&'()*+,-./ ")[1:] for part in rest)
 
@@ -69,11 +69,11 @@ def _started(event: kinds.RunStarted) -> str:
 
 
 def _restored(event: kinds.StateRestored) -> str:
-    return f"going on from step {event.step} ({event.checkpoint})" if event.checkpoint else "fresh weights, step 0"
+    return f"resumed from step {event.step} ({event.checkpoint})" if event.checkpoint else "initial weights, step 0"
 
 
 def _formed(event: kinds.GenerationFormed) -> str:
-    causes = {"loss": "after a loss", "join": "with newcomers", "drain": "without those that leave"}
+    causes = {"loss": "after a loss", "join": "after a join", "drain": "after a drain"}
     text = f"generation {event.generation}: {count_of(len(event.members), 'worker')} from step {event.step}"
     pause = f", pause {format_seconds(event.pause_s)}" if event.pause_s else ""
     return f"{text} {causes[event.cause]}{pause}" if event.cause in causes else f"{text}{pause}"
@@ -94,17 +94,19 @@ def _ended(event: kinds.RunEnded) -> str:
     return f"{event.outcome} at step {event.step}" + (f": {event.message}" if event.message else "")
 
 
-_WORDS: dict[str, Callable[[Any], str]] = {
+_MESSAGES: dict[str, Callable[[Any], str]] = {
     kinds.RunStarted.kind: _started,
     kinds.StateRestored.kind: _restored,
     kinds.GenerationFormed.kind: _formed,
     kinds.WorkerStarting.kind: lambda e: f"worker {e.worker} is starting on {e.node} (process {e.pid})",
     kinds.WorkerLost.kind: lambda e: f"lost worker {e.worker} on {e.node} (process {e.pid}): {e.reason}",
-    kinds.WorkerLeaving.kind: lambda e: f"worker {e.worker} leaves after its step: {e.reason or e.node + ' is going away'}",
-    kinds.WorkerLeft.kind: lambda e: f"worker {e.worker} has left {e.node}",
-    kinds.FaultInjected.kind: lambda e: f"rehearsal: {e.fault} {e.target}",
+    kinds.WorkerDraining.kind: lambda e: f"draining worker {e.worker} after its step: {e.reason or e.node + ' drains'}",
+    kinds.WorkerDrained.kind: lambda e: f"drained worker {e.worker} on {e.node}",
+    kinds.FaultInjected.kind: lambda e: f"injected fault: {e.fault} {e.target}",
     kinds.WaitingForWorkers.kind: lambda e: f"waiting: {e.have} of at least {count_of(e.need, 'worker')}: {e.reason}",
-    kinds.StepSkipped.kind: lambda e: f"step {e.step} skipped: its loss is {e.loss}, the weights stayed as they were",
+    kinds.StepSkipped.kind: lambda e: (
+        f"step {e.step} skipped: loss or gradient not finite (loss {e.loss}), weights unchanged"
+    ),
     kinds.EvaluationDone.kind: _evaluated,
     kinds.CheckpointSaved.kind: _saved,
     kinds.CheckpointFailed.kind: lambda e: f"checkpoint of step {e.step} failed: {e.reason}",

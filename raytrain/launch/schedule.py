@@ -1,4 +1,7 @@
-"""What a task and its settings mean in rows and steps: sources, plans, and the number of steps. Pure but for `data()`."""
+"""Which rows does a run train on, and in how many steps? The data sources, their plans, and the number of steps.
+
+Pure except for the call of the task's `data()`. Decides nothing about workers. Runs in the driver, before Ray starts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from raytrain.config import RunConfig
 from raytrain.data.source import Source
 from raytrain.errors import ConfigError, DataError
-from raytrain.plan.order import Plan
+from raytrain.plan import Plan
 from raytrain.task import Task
 from raytrain.worker.hooks import user_code
 
@@ -18,7 +21,7 @@ REQUIRED_HOOKS = ("data", "model", "optimizer", "loss")
 
 @dataclass(frozen=True)
 class Schedule:
-    """The sources of a run, the plan of each, and how many optimizer steps there are."""
+    """The sources of a run, the plan of each, and the number of optimizer steps."""
 
     sources: Mapping[str, Source]
     plans: Mapping[str, Plan]
@@ -29,12 +32,12 @@ class Schedule:
         return self.plans["train"]
 
 
-def schedule(task: Task, config: RunConfig) -> Schedule:
-    """Opens the task's data and plans the run.
+def build_schedule(task: Task, config: RunConfig) -> Schedule:
+    """Calls the task's `data` and plans the run.
 
     Raises:
         DataError: there is no training data, or it cannot be read.
-        ConfigError: the settings leave nothing to train, or the task lacks a hook.
+        ConfigError: an epoch has no steps, or the task lacks a hook.
         TaskError: `data` raised.
     """
     check_hooks(task)
@@ -56,19 +59,19 @@ def schedule(task: Task, config: RunConfig) -> Schedule:
 
 
 def check_hooks(task: Task) -> None:
-    """The task has the hooks that every task has.
+    """Checks that the task defines all required hooks.
 
     Raises:
-        ConfigError: it lacks some.
+        ConfigError: hooks are missing.
     """
     missing = [name for name in REQUIRED_HOOKS if getattr(type(task), name) is getattr(Task, name)]
     if missing:
-        rule = "a task has the methods " + ", ".join(REQUIRED_HOOKS)
-        raise ConfigError(f"task {type(task).__name__}", "has no " + ", no ".join(missing), rule, "write what is missing")
+        rule = "a task defines the methods " + ", ".join(REQUIRED_HOOKS)
+        raise ConfigError(f"task {type(task).__name__}", "has no " + ", no ".join(missing), rule, "define them")
 
 
-def plan_facts(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, for run.json; `Plan(**facts)` makes it again."""
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for run.json; `Plan(**values)` rebuilds it."""
     return {
         "num_rows": plan.num_rows,
         "chunk_rows": None if plan.chunk_rows is None else list(plan.chunk_rows),
