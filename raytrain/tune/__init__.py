@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one task with different hyperparameters, side by side."""
+"""Sweeps: hyperparameter searches over elastic runs, with Ray Tune."""

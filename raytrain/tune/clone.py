@@ -1,40 +1,84 @@
-"""A trial goes on from another trial's checkpoint, under settings of its own, as population based training wants it.
+"""How does a trial continue from another trial's checkpoint, as population based training requires?
 
-The checkpoint is verified, copied from storage to storage, and marked, so that the worker which restores it keeps its own
-learning rates. The step number goes on, and with it the place in the data. Runs in the process of the trial.
+What Ray Tune stores as a trial's checkpoint is a small file that names the run's checkpoint (`Reference`), never the
+weights. `clone` copies the named checkpoint from storage to storage and verifies it; the step, and so the position in the
+data, is kept, while the learning rates are the clone's own. Runs in the trial's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from ray import tune
 
 from raytrain.checkpoint.manifest import CLONED_FROM, Checkpoint
 from raytrain.checkpoint.store import PINS, CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError, ConfigError
 from raytrain.rundir import CHECKPOINTS, EVENTS, RUN, RunDir
-from raytrain.tune.reference import Reference
 
+FILE = "raytrain.json"
+"""Of a reference, in Ray Tune's checkpoint."""
 MARK = "clone.json"
-PLACE_SETTINGS = ("global_batch", "seed", "shuffle_window", "drop_last")
-"""Settings that say which rows a step number stands for."""
+"""Of a finished clone, in the run's directory."""
+ROW_SETTINGS = ("global_batch", "seed", "shuffle_window", "drop_last")
+"""Settings that determine which rows a step trains on."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run's checkpoint, by name.
+
+    Args:
+        storage, name: of the trial's run.
+        step: finished steps at the report.
+        checkpoint: name of the newest checkpoint at that time.
+    """
+
+    storage: str
+    name: str
+    step: int
+    checkpoint: str
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir.at(self.storage, self.name)
+
+    @contextmanager
+    def as_checkpoint(self) -> Iterator[tune.Checkpoint]:
+        """For `tune.report`, which copies it."""
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, FILE).write_text(json.dumps(asdict(self)))
+            yield tune.Checkpoint.from_directory(directory)
+
+
+def read_reference(checkpoint: tune.Checkpoint | None) -> Reference | None:
+    """The reference in a checkpoint of Ray Tune; None for None."""
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as directory:
+        return Reference(**json.loads(Path(directory, FILE).read_text()))
 
 
 def clone(origin: Reference, own: RunDir, config: RunConfig, values: Mapping[str, Any]) -> int:
-    """Makes the other trial's checkpoint the newest and only one of this run; returns its finished steps.
+    """Makes the other trial's checkpoint the only one of this run; returns its finished steps.
 
-    Nothing is done where that was done before, and the trial was started again since.
+    Does nothing if the same clone was made before the trial was restarted.
 
     Args:
-        origin: what the other trial has reported.
+        origin: last report of the other trial.
         own: directory of this trial's run.
         config: this trial's settings.
-        values: of this trial.
+        values: this trial's hyperparameters.
 
     Raises:
-        ConfigError: a step number would stand for other rows than in the other trial.
+        ConfigError: a step trains on other rows than in the other trial.
         CheckpointError: the other trial has no checkpoint any more.
     """
     mark = {"origin": asdict(origin), "values": {key: str(value) for key, value in values.items()}}
@@ -42,18 +86,18 @@ def clone(origin: Reference, own: RunDir, config: RunConfig, values: Mapping[str
         return int(done["step"])
     store = CheckpointStore(origin.run_dir)
     checkpoint = _find(store, origin)
-    _check_place(origin.run_dir.read_json(RUN)["run"], config)
+    _check_rows(origin.run_dir.read_json(RUN)["run"], config)
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
-    forget(own, but_not=(EVENTS,))
+    delete_run(own, keep=(EVENTS,))
     run = {**checkpoint.manifest.run, "name": config.name, CLONED_FROM: f"{origin.name}/{checkpoint.name}"}
     CheckpointStore(own).write(checkpoint.step, files, checkpoint.manifest.metrics, run)
     own.write_json({"mark": mark, "step": checkpoint.step}, MARK)
     return checkpoint.step
 
 
-def forget(own: RunDir, but_not: tuple[str, ...] = ()) -> None:
-    """Deletes what a run has left in its directory, other files stay."""
-    for name in {RUN, EVENTS, MARK, PINS} - set(but_not):
+def delete_run(own: RunDir, keep: tuple[str, ...] = ()) -> None:
+    """Deletes a run's files, but not those of Ray Tune in the same directory."""
+    for name in {RUN, EVENTS, MARK, PINS} - set(keep):
         if own.exists(name):
             own.filesystem.delete_file(own.child(name))
     if own.exists(CHECKPOINTS):
@@ -61,21 +105,21 @@ def forget(own: RunDir, but_not: tuple[str, ...] = ()) -> None:
 
 
 def _find(store: CheckpointStore, origin: Reference) -> Checkpoint:
-    """The checkpoint that was reported; the newest one where that has gone since."""
+    """The checkpoint that was reported, or the newest one if retention has deleted that."""
     named = [checkpoint for checkpoint in store.list() if checkpoint.name == origin.checkpoint]
     checkpoint = named[0] if named else store.newest_verified()
     if checkpoint is None:
-        raise CheckpointError(f"{origin.run_dir.path} has no checkpoint to go on from")
+        raise CheckpointError(f"{origin.run_dir.path} has no checkpoint to clone")
     return checkpoint
 
 
-def _check_place(theirs: Mapping[str, Any], config: RunConfig) -> None:
-    for name in PLACE_SETTINGS:
+def _check_rows(origin: Mapping[str, Any], config: RunConfig) -> None:
+    for name in ROW_SETTINGS:
         here = getattr(config, name)
-        if theirs.get(name) != here:
+        if origin.get(name) != here:
             raise ConfigError(
                 f"run.{name}",
-                f"{theirs.get(name)} in the trial that is cloned, {here} here",
-                "a clone goes on at the same step with the next rows, so the settings that choose rows stay the same",
-                f"take run.{name} out of what the scheduler may change",
+                f"{origin.get(name)} in the trial that is cloned, {here} here",
+                "a clone continues at the same step with the next rows, so the settings that choose rows stay the same",
+                f"remove run.{name} from what the scheduler may change",
             )

@@ -1,7 +1,7 @@
-"""What may differ between the trials of a sweep, and how is it written as text?
+"""What is the search space of a sweep, and how is it written as text?
 
-Turns texts such as `log:1e-3:1` into domains of Ray Tune, each value read as the field that it is for would read it, and
-checks the names of a space. Draws nothing. Ray Tune is imported only once there is a domain to make.
+Parses texts such as `log:1e-3:1` into domains of Ray Tune, validates each value as the task's field or the run's setting
+does, and checks the names. Does not choose the values of trials. Ray Tune is imported only when a domain is made.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from raytrain.errors import ConfigError
 from raytrain.task import Task
 
 PREFIX = "sweep.space."
-"""Before a name in errors."""
+"""Of a name in errors."""
 OF_THE_SWEEP = {
     "run.name": "each trial has its own name, below that of the sweep",
     "run.storage": "each trial has its own directory, below that of the sweep",
-    "run.resume": "each trial has its own state, and goes on when the sweep does",
+    "run.resume": "each trial has its own state, and resumes with the sweep",
     "run.best": "all trials are compared by the same metric",
 }
-"""Settings of a run that a space cannot hold, and why."""
+"""Settings of a run that cannot be searched, and why."""
 RANGES = {"log": 2, "uniform": 2, "q": 3}
-"""Forms for numbers, each with how many of them it takes."""
+"""Forms of ranges, and how many numbers each takes."""
 OTHER_FORMS = "give other values, as choice:A,B, grid:A,B or one value"
 NUMBER_FORMS = "give other values, as log:LOW:HIGH, LOW:HIGH, q:LOW:HIGH:STEP, choice:A,B, grid:A,B or one value"
 
@@ -40,7 +40,7 @@ def parse_space(texts: Mapping[str, str], task: type[Task]) -> dict[str, Any]:
         task: the task's class.
 
     Raises:
-        ConfigError: a name is unknown or not allowed, a text is not understood, or there is nothing.
+        ConfigError: a name is unknown or not allowed, a text is not valid, or the space is empty.
     """
     check_keys(texts, task.model_fields)
     fields = {**task.model_fields, **{f"run.{name}": field for name, field in RunConfig.model_fields.items()}}
@@ -55,7 +55,7 @@ def check_keys(names: Collection[str], fields: Collection[str]) -> None:
         fields: names of the task's fields, or of the parameters of the function that makes the task.
 
     Raises:
-        ConfigError: a name is unknown or not allowed, or there is none.
+        ConfigError: a name is unknown or not allowed, or the space is empty.
     """
     if not names:
         rule = "a sweep varies at least one field of the task or setting of the run"
@@ -73,19 +73,18 @@ def check_keys(names: Collection[str], fields: Collection[str]) -> None:
 
 
 def parse(text: str, kind: Any, name: str = "NAME") -> Any:
-    """One text as a domain of Ray Tune; a plain value as that value.
+    """Parses one text into a domain of Ray Tune, or into a constant.
 
-    `log:1e-3:1` and `uniform:0:1` (or `0:1`) are ranges, `q:0:1:0.1` the multiples of 0.1 in one. Of whole numbers the
-    upper end of a range can be drawn too, unlike in Ray Tune. `choice:32,64` draws one of the values, `grid:32,64` takes
-    each of them in turn.
+    `log:1e-3:1` and `uniform:0:1` (or `0:1`) are ranges, `q:0:1:0.1` the multiples of 0.1 in one. An integer range includes
+    its upper end, unlike in Ray Tune. `choice:32,64` samples one of the values, `grid:32,64` is a grid search.
 
     Args:
-        text: what a user typed.
+        text: as typed by the user.
         kind: the type of the values, with its constraints if it is `Annotated`.
-        name: of what the values are for, for errors.
+        name: of the hyperparameter, for errors.
 
     Raises:
-        ConfigError: the text is not one of the forms, or has a value that `kind` does not take.
+        ConfigError: the text has none of the forms, or a value is not valid for `kind`.
     """
     form, colon, rest = text.partition(":")
     try:
@@ -101,7 +100,7 @@ def parse(text: str, kind: Any, name: str = "NAME") -> Any:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """The types that an annotation allows, None left out: `float | None` -> [float]."""
+    """The types that an annotation allows, except None: `float | None` -> [float]."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kinds_of(args[0])
@@ -111,7 +110,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def _number(kind: Any) -> type[int] | type[float] | None:
-    """Whether ranges are of whole numbers or of others; None if there are none of `kind`."""
+    """The type of the numbers in a range; None if values of `kind` have no ranges."""
     kinds = kinds_of(kind)
     if not all(one in (int, float) for one in kinds):
         return None
@@ -144,7 +143,7 @@ def _listed(form: str, values: list[Any]) -> Any:
 
 
 def _range(form: str, numbers: str, kind: Any) -> Any:
-    """The domain of a range, whose ends are known to be values of `kind`."""
+    """The domain of a range, whose ends are valid for `kind`."""
     number, words = _number(kind), numbers.split(":")
     if number is None:
         raise Invalid("only numbers have a range", OTHER_FORMS)
@@ -171,7 +170,7 @@ def _check_range(form: str, low: float, high: float, step: float | None = None) 
 
 
 def _extremes(low: float, high: float, number: type, step: float | None = None) -> tuple[float, float]:
-    """The smallest and the largest number that can be drawn; an end that is not whole itself as good as never is."""
+    """The smallest and the largest number that is sampled; a float range practically never samples its ends."""
     if number is int:
         return low, high
     if step is not None:
@@ -189,3 +188,29 @@ def _domain(form: str, low: Any, high: Any, number: type, step: Any = None) -> A
     if step is not None and step > 1:  # a step of 1 would leave the upper end out
         return tune.qrandint(low, high, step)
     return tune.lograndint(low, high + 1) if form == "log" else tune.randint(low, high + 1)
+
+
+def grid_of(domain: Any) -> list[Any] | None:
+    """The values of a grid search; None for anything else."""
+    return list(domain["grid_search"]) if isinstance(domain, dict) and set(domain) == {"grid_search"} else None
+
+
+def num_trials(space: Mapping[str, Any], samples: int) -> int:
+    """The number of trials: `samples` for each point of the grid."""
+    return samples * math.prod(len(grid) for domain in space.values() if (grid := grid_of(domain)) is not None)
+
+
+def example(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that a trial could have."""
+    from ray.tune.search.sample import Domain, Function
+
+    values: dict[str, Any] = {}
+    for name, domain in space.items():
+        if (grid := grid_of(domain)) is not None:
+            values[name] = grid[0]
+        elif not isinstance(domain, Function):
+            values[name] = domain.sample(random_state=0) if isinstance(domain, Domain) else domain
+    functions = {name: domain for name, domain in space.items() if isinstance(domain, Function)}
+    for name, domain in functions.items():  # of the other values
+        values[name] = domain.sample(config=dict(values))
+    return values

@@ -1,170 +1,233 @@
-"""A trial of a sweep: one elastic run, carried by the process that Ray Tune starts for it.
+"""What is a trial of a sweep? One elastic run, in the process that Ray Tune starts for the trial.
 
-It takes its smallest group of workers from the trial's own placement group and the rest from the sweep's broker, reports
-each evaluation to Ray Tune, and goes on where its run was, or where another trial's was.
+`trainable` makes the function that Ray Tune runs. A trial takes its smallest group of workers from its own placement group
+and the others from the sweep's broker, reports each evaluation to Ray Tune, and continues where its run was, or where
+another trial's was.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from threading import Thread
 from typing import Any
 
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 
-from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.elastic.places import Share
+from raytrain.elastic.placement import ResourceLease
 from raytrain.errors import ConfigError, ResumeError
-from raytrain.events.kinds import Event
-from raytrain.events.log import read
+from raytrain.launch.cluster import choose_accelerator, worker_resources
+from raytrain.launch.storage import absolute
 from raytrain.launch.trainer import Trainer
-from raytrain.rundir import RunDir
+from raytrain.task import Task, pickle_by_value
 from raytrain.tune.broker import broker_of
-from raytrain.tune.clone import clone, forget
-from raytrain.tune.recipe import Recipe
-from raytrain.tune.reference import Reference, read_reference
-from raytrain.tune.reports import Replay, Report, Reports
+from raytrain.tune.clone import clone, delete_run, read_reference
+from raytrain.tune.reporter import Reporter
+from raytrain.tune.space import check_keys
 
-KEPT = 3
-"""Checkpoints that stay because they were reported last: others may clone them a little later."""
+RUN_PREFIX = "run."
+HEAD = {"node:__internal_head__": 0.001}
+"""The bundle of the trial's own process, which does not train: on the head node, which stays."""
 END_LIMIT_S = 5.0
-"""What a run may take to end, once Ray Tune has ended its trial: its workers go at once, its log is closed."""
+"""How long a run may take to end after Ray Tune has ended its trial: its workers are killed, its event log is closed."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What all trials of a sweep have in common besides the recipe.
+class TrialTemplate:
+    """Makes the task and the settings of each trial.
+
+    Args:
+        make: the class of the task, or a function that makes one.
+        config: the settings of every trial, with an absolute storage.
+        fixed: fields of the task, or parameters of the function, that are the same in every trial.
+    """
+
+    make: Callable[..., Task]
+    config: RunConfig
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, make: Callable[..., Task], config: RunConfig | None = None, fixed: Mapping[str, Any] | None = None
+    ) -> TrialTemplate:
+        """Makes the storage absolute, since trials run elsewhere."""
+        config = config or RunConfig()
+        return cls(make, RunConfig(**config.model_dump() | {"storage": absolute(config.storage)}), dict(fixed or {}))
+
+    @property
+    def fields(self) -> list[str]:
+        """Allowed names of hyperparameters without a prefix."""
+        if isinstance(self.make, type):
+            return list(self.make.model_fields) if issubclass(self.make, Task) else []
+        return list(inspect.signature(self.make).parameters)
+
+    def resolve(self, values: Mapping[str, Any], **settings: Any) -> tuple[Task, RunConfig]:
+        """The task and the settings of one trial.
+
+        Args:
+            values: of the trial: "lr" is a field of the task, "run.global_batch" a setting of the run. Numpy scalars become
+                Python numbers.
+            settings: of the run; they override `values` and `config`.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is wrong.
+        """
+        check_keys(values, self.fields)
+        plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
+        own = {key: value for key, value in plain.items() if not key.startswith(RUN_PREFIX)}
+        run = {key.removeprefix(RUN_PREFIX): value for key, value in plain.items() if key.startswith(RUN_PREFIX)}
+        return self.make(**{**self.fixed, **own}), RunConfig(**{**self.config.model_dump(), **run, **settings})
+
+
+_templates: dict[bytes, TrialTemplate] = {}
+"""Templates that were pickled or unpickled in this process.
+
+Ray Tune unpickles a trainable in the driver, too. That would define a class of the user's script again, and pydantic would
+read the script's source for it, from the current working directory.
+"""
+
+
+def pack(template: TrialTemplate) -> bytes:
+    """Pickles a template."""
+    pickle_by_value(template.make)
+    data: bytes = cloudpickle.dumps(template)
+    _templates[data] = template
+    return data
+
+
+def unpack(data: bytes) -> TrialTemplate:
+    """Unpickles a template, once per process; returns the original where it was packed."""
+    if data not in _templates:
+        _templates[data] = cloudpickle.loads(data)
+    return _templates[data]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What all trials of a sweep share besides the template.
 
     Args:
         policy: of the broker, "fair" or "best".
         max_workers: of all trials together; None for what there is room for.
-        must_report: a metric that every trial must have; "" for none.
+        required_metric: a metric that every trial must report; "" for none.
     """
 
     policy: str = "fair"
     max_workers: int | None = None
-    must_report: str = ""
+    required_metric: str = ""
 
 
-def run_trial(recipe: Recipe, terms: Terms, values: Mapping[str, Any]) -> None:
+def trainable(task: Callable[..., Task], config: RunConfig | None = None) -> Callable[[dict[str, Any]], None]:
+    """A trainable for `ray.tune.Tuner`, each of whose trials is an elastic run.
+
+    Keys of the search space without a prefix are fields of the task, `run.` keys are settings of the run. Each trial
+    reports its evaluations under their names (valid/loss), with `step`, `epoch` and `rows`, which count over the whole life
+    of the trial, and its checkpoints by reference. A trial starts once there is room for its smallest number of workers;
+    further workers go to the trials that have the fewest. Its run directory is `<run.storage>/<experiment>/<trial>`.
+
+    Args:
+        task: the class of the task, or a function that makes one of a trial's hyperparameters.
+        config: settings of every run; `run.best` is the metric by which trials are ranked.
+
+    Raises (the Tuner, before the first trial):
+        ConfigError: a key is unknown, a value is wrong, or trials cannot share workers in place.
+    """
+    return as_trainable(TrialTemplate.of(task, config), SweepOptions())
+
+
+def as_trainable(template: TrialTemplate, options: SweepOptions) -> Callable[[dict[str, Any]], None]:
+    """A trainable for `ray.tune.Tuner`; see `trainable`."""
+    check_elasticity(template.config)
+    packed = pack(template)
+
+    def trial(config: dict[str, Any]) -> None:
+        run_trial(unpack(packed), options, config)
+
+    trial.__mixins__ = (JoinRun,)  # type: ignore[attr-defined]
+    with_resources: Callable[[dict[str, Any]], None] = tune.with_resources(trial, partial(smallest_group, packed))
+    return with_resources
+
+
+def smallest_group(packed: bytes, values: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    """What Ray Tune reserves for a trial; called in the driver, once per trial, before the trial starts.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
+    _, config = unpack(packed).resolve(values)
+    worker = worker_resources(config, choose_accelerator(config.accelerator))
+    return tune.PlacementGroupFactory([HEAD, *[worker] * config.min_workers])
+
+
+def check_elasticity(config: RunConfig) -> None:
+    """Raises ConfigError if the setting, or this version of Ray, does not let trials share workers in place."""
+    from raytrain.elastic.contract import CHECKED_ON, violations
+
+    found = violations()
+    if config.elasticity != "restart" and not found:
+        return
+    raise ConfigError(
+        "run.elasticity",
+        "restart" if config.elasticity == "restart" else f"{config.elasticity}, with another Ray: {found[0]}",
+        f"trials of a sweep share workers in place, as Ray {CHECKED_ON} allows",
+        f"leave run.elasticity at auto, with Ray {CHECKED_ON}",
+    )
+
+
+class JoinRun:
+    """Mixin for the class that Ray Tune makes of a function: the actor exits only after the run has ended."""
+
+    thread: Thread | None = None
+    """The thread of the trial that this process runs, or has run last."""
+
+    def cleanup(self) -> None:
+        super().cleanup()  # type: ignore[misc]  # raises SystemExit in the run's thread
+        if JoinRun.thread is not None:
+            Thread.join(JoinRun.thread, END_LIMIT_S)
+
+
+def run_trial(
+    template: TrialTemplate,
+    options: SweepOptions,
+    values: Mapping[str, Any],
+    make_trainer: Callable[[Task, RunConfig, ResourceLease], Trainer] = Trainer,
+) -> None:
     """Trains to the end, or until Ray Tune ends the trial, which raises SystemExit in `tune.report`.
 
     Raises what `Trainer.fit` raises, and:
-        ConfigError: the trial does not report the sweep's metric, or clones a run whose steps have other rows.
+        ConfigError: the trial does not report the sweep's metric, or clones a run whose steps train on other rows.
     """
     os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))  # Ray Tune has changed it
-    EndsInOrder.thread = threading.current_thread()
+    JoinRun.thread = threading.current_thread()
     context = tune.get_context()
     sweep, name = context.get_experiment_name(), PurePath(context.get_trial_dir()).name
-    task, config = recipe.resolve(values, storage=f"{recipe.config.storage}/{sweep}", name=name, resume="auto")
-    share = share_of(sweep, name, config, terms)
-    trainer, reference = Trainer(task, config, share), read_reference(tune.get_checkpoint())
+    task, config = template.resolve(values, storage=f"{template.config.storage}/{sweep}", name=name, resume="auto")
+    lease = _lease(sweep, name, config, options)
+    trainer, reference = make_trainer(task, config, lease), read_reference(tune.get_checkpoint())
     run_dir = trainer.run_dir
     known = 0 if reference is None else reference.step
     if reference is not None and (reference.storage, reference.name) != (config.storage, name):
         known = clone(reference, run_dir, config, values)
-    reporter = Reporter(config, terms, share, known)
+    reporter = Reporter(config, options.required_metric, lease, known)
     reporter.replay(run_dir)
     try:
         trainer.fit(reporter)
     except ResumeError:
         if reference is not None:
             raise
-        forget(run_dir)  # of a trial that the sweep does not know any more: it was killed before that was written down
+        delete_run(run_dir)  # of a trial that the driver was killed before saving
         trainer.fit(reporter)
 
 
-class EndsInOrder:
-    """Mixed into the class that Ray Tune makes of a function: the process stays until the run has ended, too."""
-
-    thread: Thread | None = None
-    """In which the trial of this process runs, or has run last."""
-
-    def cleanup(self) -> None:
-        super().cleanup()  # type: ignore[misc]  # raises SystemExit in the run's thread
-        if EndsInOrder.thread is not None:
-            Thread.join(EndsInOrder.thread, END_LIMIT_S)
-
-
-def share_of(sweep: str, name: str, config: RunConfig, terms: Terms) -> Share:
-    """The trial's part of the cluster: the bundles after the first one are its smallest group's."""
-    broker = broker_of(sweep, terms.policy, config.best.partition(":")[0], terms.max_workers)
+def _lease(sweep: str, name: str, config: RunConfig, options: SweepOptions) -> ResourceLease:
+    """The trial's part of the cluster: all bundles but the first are its smallest group's."""
+    broker = broker_of(sweep, options.policy, config.best_mode, options.max_workers)
     bundles = tuple(range(1, 1 + config.min_workers))
-    return Share(broker, f"{sweep}/{name}", ray.util.get_current_placement_group(), bundles)
-
-
-class Reporter:
-    """Watches the run, and reports.
-
-    Args:
-        config: of the run.
-        terms: of the sweep.
-        share: the trial's part of the cluster; its broker is told the values of `run.best`.
-        known: finished steps up to which Ray Tune knows all reports.
-        report: `ray.tune.report`.
-    """
-
-    def __init__(
-        self, config: RunConfig, terms: Terms, share: Share, known: int, report: Callable[..., None] = tune.report
-    ) -> None:
-        self._config, self._terms, self._share, self._known, self._report = config, terms, share, known, report
-        self._reports, self._pinned = Reports(self._is_saved_at), deque[str](maxlen=KEPT)
-        self._store = CheckpointStore(RunDir.at(config.storage, config.name))
-        self._is_over = False
-
-    def replay(self, run_dir: RunDir) -> None:
-        """Reports what the run had done before and Ray Tune does not know; what is done again is reported then."""
-        newest = self._store.newest_verified()
-        for report in Replay(self._reports).over(read(run_dir), newest.step if newest else 0):
-            self._tell(report)
-
-    def on_events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            for report in self._reports.take(event):
-                self._tell(report)
-
-    def tick(self, now: float) -> None:
-        """Nothing is due by time."""
-
-    def say(self, text: str, now: float) -> None:
-        """Nobody listens."""
-
-    def _is_saved_at(self, step: int) -> bool:
-        run = self._reports.run
-        every = self._config.checkpoint_every or (run.steps_per_epoch if run else 1)
-        return step % every == 0 or (run is not None and step == run.num_steps)
-
-    def _tell(self, report: Report) -> None:
-        """Blocks until Ray Tune has decided that the trial goes on; what it does not want any more is not told."""
-        if self._is_over or report.step <= self._known:
-            return
-        self._check_metric(report.metrics)
-        self._known = report.step
-        metric = self._config.best.partition(":")[2]
-        if metric in report.metrics:
-            self._share.broker.tell.remote(self._share.name, report.step, report.metrics[metric])
-        try:
-            if not report.checkpoint:
-                self._report(report.metrics)
-                return
-            self._pinned.append(report.checkpoint)
-            self._store.pin(list(self._pinned))
-            place = self._config.storage, self._config.name
-            with Reference(*place, report.step, report.checkpoint).as_checkpoint() as checkpoint:
-                self._report(report.metrics, checkpoint=checkpoint)
-        except SystemExit:
-            self._is_over = True
-            raise
-
-    def _check_metric(self, metrics: Mapping[str, float]) -> None:
-        wanted = self._terms.must_report
-        if wanted and wanted not in metrics:
-            known = ", ".join(name for name in metrics if "/" in name)
-            raise ConfigError("sweep.metric", wanted, f"is a metric that a trial reports: {known}", "choose one of them")
+    return ResourceLease(broker, f"{sweep}/{name}", ray.util.get_current_placement_group(), bundles)

@@ -15,38 +15,35 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from ray.tune.schedulers.pb2 import PB2
 
 import raytrain
+from raytrain.checkpoint.store import CheckpointStore
 from raytrain.errors import FourPartError
 from raytrain.events.curve import curve
-from raytrain.events.kinds import EvaluationDone, GenerationFormed, RunEnded, RunStarted, StateRestored, StepsDone
+from raytrain.events.kinds import EvaluationDone, GenerationFormed, RunEnded, StateRestored, StepsDone
 from raytrain.events.log import read
 from raytrain.events.sweep import SweepView
-from raytrain.rundir import RunDir
+from raytrain.rundir import RUN, RunDir
+from raytrain.tune import trial as module
+from raytrain.tune.clone import Reference, clone
+from raytrain.tune.results import NullViewer, SweepResult
 from tests.laws.compare import settings
 from tests.support.local import LocalRun, Plot
+from tests.support.replayed import EPOCH, METRIC, replay_trial
 from tests.support.tasks import Gated
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_ray")]
+pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("small_ray")]
 
-METRIC = "valid/mae"
-SECONDS_TO_MOVE = 5.0
-SLACK_S = 7.0  # for a machine that is busy with starting other processes
-EPOCH = 13  # steps
+MOVE_LIMIT_S = 12.0  # 5 s, and 7 for a machine that is busy with starting other processes
 
 
-class Watcher:
-    """Opens the gate once the test has seen what it waits for."""
+class Watcher(NullViewer):
+    """Opens the gate once the condition holds."""
 
-    def __init__(self, gate: Path, has_seen: Callable[[SweepView], bool]) -> None:
-        self.gate, self.has_seen = gate, has_seen
-        self.views: list[SweepView] = []
+    def __init__(self, gate: Path, condition: Callable[[SweepView], bool]) -> None:
+        self.gate, self.condition = gate, condition
 
     def show(self, view: SweepView, now: float) -> None:
-        self.views.append(view)
-        if self.gate.exists() and self.has_seen(view):
+        if self.gate.exists() and self.condition(view):
             self.gate.unlink()
-
-    def say(self, text: str, now: float) -> None:
-        """Not looked at."""
 
 
 class StopsOne(FIFOScheduler):
@@ -65,65 +62,15 @@ def events_of(directory: Path, trial: int) -> list[Any]:
     return list(read(RunDir.at(str(directory), f"trial-{trial:04d}")))
 
 
-def evaluations(events: Sequence[Any], metric: str = METRIC) -> dict[int, float]:
-    return {event.step: event.metrics[metric] for event in events if isinstance(event, EvaluationDone)}
+def evaluations(events: Sequence[Any]) -> dict[int, float]:
+    return {event.step: event.metrics[METRIC] for event in events if isinstance(event, EvaluationDone)}
 
 
-def alone(lr: float, directory: Path, **more: Any) -> dict[int, float]:
-    """The same trial as one process without Ray."""
-    run = LocalRun(Gated(lr=lr), settings(storage=str(directory), name=f"alone-{lr}", **more), directory, Plot(1))
+def local_run(lr: float, directory: Path, **more: Any) -> LocalRun:
+    """The run of a trial, without Ray and without others."""
+    run = LocalRun(Gated(lr=lr), settings(storage=str(directory), **more), directory, Plot(1))
     run.run()
-    return evaluations(list(read(run.run_dir)))
-
-
-def test_r15_trials_share_nothing_but_workers_which_move_on_when_one_is_stopped_or_fails(tmp_path: Path, gate: Path) -> None:
-    rates = [0.05, 0.0, 0.02, -1.0]
-    config = settings(name="sweep", storage=str(tmp_path), workers=(1, 3), best=f"min:{METRIC}")
-
-    directory, more = tmp_path / "sweep", {"logical_workers": 4}
-
-    def has_moved(view: SweepView) -> bool:
-        return len(view.trials) == 4 and view.trials[2].state == "stopped" and min(moves(directory)) < float("inf")
-
-    watcher = Watcher(gate, has_moved)
-    sweep = raytrain.Sweep(
-        Gated,
-        {"lr": tune.grid_search(rates)},
-        config=config,
-        fixed={"gate": str(gate)},
-        trials=1,
-        scheduler=StopsOne(0.02),
-    )
-    result = sweep.fit(watcher)
-    trials = result.view.trials
-    assert [trial.state for trial in trials] == ["completed", "completed", "stopped", "failed"]
-    assert "Invalid learning rate" in trials[3].message
-    assert (result.outcome, result.num_failed, len(result.grid)) == ("completed", 1, 4)
-    assert len({trial.name for trial in trials}) == 4
-
-    assert len(set(dict(trials[1].curve).values())) == 1, "nothing is learned with a learning rate of 0"
-    for number in (0, 1):
-        expected = alone(rates[number], tmp_path / "plain", **more)
-        found = dict(trials[number].curve)
-        assert found.keys() == expected.keys()
-        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-6)
-    stopped = alone(rates[2], tmp_path / "plain", **more)
-    for step, value in trials[2].curve:
-        np.testing.assert_allclose(value, stopped[step], rtol=1e-6)
-    assert trials[2].curve[-1][0] == EPOCH
-
-    assert min(moves(directory)) <= SECONDS_TO_MOVE + SLACK_S
-    for number in (0, 1):
-        events = events_of(directory, number)
-        assert [event.step for event in events if isinstance(event, StateRestored)] == [0], "nobody was restarted"
-        done = [e.first_step + i for e in events if isinstance(e, StepsDone) for i in range(len(e.losses))]
-        assert done == list(range(3 * EPOCH)), "no step was lost or done again"
-
-    assert result.best is not None
-    assert (result.best.name, result.best.values["lr"]) == ("trial-0000", 0.05)
-    assert Path(result.best.checkpoint, "manifest.json").exists()
-    assert list(result.table["state"]) == [trial.state for trial in trials]
-    np.testing.assert_allclose(result.table[METRIC][0], min(value for _, value in trials[0].curve))
+    return run
 
 
 def moves(directory: Path) -> list[float]:
@@ -134,9 +81,43 @@ def moves(directory: Path) -> list[float]:
 
 def grown_at(events: Sequence[Any], after: float) -> float:
     """When a run first had more workers than before, after that time."""
-    generations = [event for event in events if isinstance(event, GenerationFormed)]
-    pairs = itertools.pairwise(generations)
+    pairs = itertools.pairwise(event for event in events if isinstance(event, GenerationFormed))
     return min((b.time for a, b in pairs if len(b.members) > len(a.members) and b.time > after), default=float("inf"))
+
+
+def test_r15_trials_share_only_workers_which_move_from_a_stopped_trial_to_another(tmp_path: Path, gate: Path) -> None:
+    directory = tmp_path / "sweep"
+    config = settings(name="sweep", storage=str(tmp_path), workers=(1, 3), best=f"min:{METRIC}")
+
+    def has_moved(view: SweepView) -> bool:
+        return len(view.trials) == 4 and view.trials[2].state == "stopped" and min(moves(directory)) < float("inf")
+
+    space, fixed = {"lr": tune.grid_search([0.05, 0.0, 0.02, -1.0])}, {"gate": str(gate)}
+    sweep = raytrain.Sweep(Gated, space, config=config, fixed=fixed, trials=1, scheduler=StopsOne(0.02))
+    result = sweep.fit(Watcher(gate, has_moved))
+    trials = result.view.trials
+    assert [trial.state for trial in trials] == ["completed", "completed", "stopped", "failed"]
+    assert "Invalid learning rate" in trials[3].message
+    assert (result.outcome, result.num_failed, len(result.grid)) == ("completed", 1, 4)
+    assert min(moves(directory)) <= MOVE_LIMIT_S
+
+    assert len(set(dict(trials[1].curve).values())) == 1, "nothing is learned with a learning rate of 0"
+    for number, lr, epochs in ((0, 0.05, 3), (2, 0.02, 1)):
+        expected = evaluations(list(read(local_run(lr, tmp_path / "plain", name=f"alone-{number}").run_dir)))
+        found = dict(trials[number].curve)
+        assert list(found) == [EPOCH * (epoch + 1) for epoch in range(epochs)]
+        np.testing.assert_allclose(list(found.values()), [expected[step] for step in found], rtol=1e-6)
+    for number in (0, 1):
+        events = events_of(directory, number)
+        assert [event.step for event in events if isinstance(event, StateRestored)] == [0], "no run was restarted"
+        done = [e.first_step + i for e in events if isinstance(e, StepsDone) for i in range(len(e.losses))]
+        assert done == list(range(3 * EPOCH)), "no step was lost or repeated"
+
+    assert result.best is not None
+    assert (result.best.name, result.best.values["lr"]) == ("trial-0000", 0.05)
+    assert Path(result.best.checkpoint, "manifest.json").exists()
+    assert list(result.table["state"]) == [trial.state for trial in trials]
+    np.testing.assert_allclose(result.table[METRIC][0], min(value for _, value in trials[0].curve))
 
 
 @pytest.mark.parametrize(
@@ -157,59 +138,94 @@ def test_r15_what_cannot_work_is_refused_before_the_first_trial(tmp_path: Path, 
     assert not list(tmp_path.glob("sweep/trial-*"))
 
 
+# Schedulers and searchers, on trials that replay a curve
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "run_trial", replay_trial)
+
+
+def replayed_sweep(tmp_path: Path, scheduler: Any, lr: Any, trials: int = 1, epochs: int = 3, **more: Any) -> SweepResult:
+    """One trial at a time, so that what the scheduler does is always the same."""
+    config = settings(name="sweep", storage=str(tmp_path), workers=1, cpus_per_worker=2, epochs=epochs, best=f"min:{METRIC}")
+    return raytrain.Sweep(Gated, {"lr": lr}, config=config, trials=trials, scheduler=scheduler, **more).fit()
+
+
+def check_reports(result: SweepResult) -> None:
+    """No step and no report is missing or repeated over pauses."""
+    for trial in result.view.trials:
+        events = list(read(RunDir.at(result.directory, trial.name)))
+        assert list(curve(events)) == list(range(len(curve(events))))
+        assert dict(trial.curve) == evaluations(events)
+        assert [step for step, _ in trial.curve] == [EPOCH * (i + 1) for i in range(len(trial.curve))]
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize(
+    ("scheduler", "num_epochs"),
+    [
+        (ASHAScheduler(time_attr="epoch", max_t=3, grace_period=1, reduction_factor=2), [3, 1, 3, 1]),
+        (HyperBandScheduler(time_attr="epoch", max_t=3, reduction_factor=3), None),
+    ],
+    ids=["asha", "hyperband"],
+)
+def test_r15_schedulers_stop_the_trials_with_the_worst_metric(tmp_path: Path, scheduler: Any, num_epochs: Any) -> None:
+    result = replayed_sweep(tmp_path, scheduler, tune.grid_search([0.03, 0.01, 0.05, 0.02]))
+    check_reports(result)
+    lengths = [len(trial.curve) for trial in result.view.trials]
+    assert lengths == num_epochs or (num_epochs is None and lengths[2] == 3 and min(lengths) < 3)
+    states = {1: "stopped", 2: "stopped", 3: "completed"}
+    assert [trial.state for trial in result.view.trials] == [states[length] for length in lengths]
+    assert result.best is not None
+    assert result.best.values["lr"] == 0.05
+
+
+@pytest.mark.usefixtures("replayed")
+def test_r15_optuna_and_the_median_rule_come_to_their_end(tmp_path: Path) -> None:
+    result = replayed_sweep(tmp_path, "median", tune.loguniform(1e-3, 1e-1), trials=4, search="optuna")
+    check_reports(result)
+    assert {trial.state for trial in result.view.trials} <= {"completed", "stopped"}
+    assert len({trial.values["lr"] for trial in result.view.trials}) == 4
+
+
+@pytest.mark.usefixtures("replayed")
 @pytest.mark.parametrize("kind", ["pbt", "pb2"])
-def test_r15_a_clone_goes_on_at_the_step_of_its_origin_with_a_learning_rate_of_its_own(
-    tmp_path: Path, gate: Path, kind: str
-) -> None:
+def test_r15_a_clone_continues_from_the_step_and_the_weights_of_its_origin(tmp_path: Path, kind: str) -> None:
     given: dict[str, Any] = {"time_attr": "epoch", "perturbation_interval": 2, "quantile_fraction": 0.5, "synch": True}
     scheduler = (
         PopulationBasedTraining(**given, hyperparam_mutations={"lr": [0.04, 0.06]}, resample_probability=1.0)
         if kind == "pbt"
         else PB2(**given, hyperparam_bounds={"lr": [0.01, 0.1]})
     )
-    config = settings(name=kind, storage=str(tmp_path), workers=(1, 1), logical_workers=1, epochs=4, best=f"min:{METRIC}")
-    rates = [0.0, 0.05]
-    space = {"lr": tune.grid_search(rates)}
-    fixed = {"gate": str(gate)}
-    result = raytrain.Sweep(Gated, space, config=config, fixed=fixed, trials=1, scheduler=scheduler).fit()
+    result = replayed_sweep(tmp_path, scheduler, tune.grid_search([0.0, 0.05]), epochs=4)
     assert [trial.state for trial in result.view.trials] == ["completed"] * 2
-    events = events_of(tmp_path / kind, 0)
-    clone = next(event for event in events if isinstance(event, StateRestored) and event.step)
-    assert clone.step % EPOCH == 0
-    after = events[events.index(clone) :]
-    steps = {e.first_step + i: rate for e in after if isinstance(e, StepsDone) for i, rate in enumerate(e.learning_rates)}
-    assert min(steps) == clone.step, "the data go on where the origin's were"
-    num_steps = 4 * EPOCH
-    base = {step: 10 * rate / ((1 + np.cos(np.pi * step / num_steps)) / 2) for step, rate in steps.items()}
-    np.testing.assert_allclose(list(base.values()), base[clone.step], rtol=1e-6, err_msg="one rate, on the schedule")
-    assert base[clone.step] == pytest.approx(0.04) or base[clone.step] == pytest.approx(0.06) or kind == "pb2"
-    assert base[clone.step] * (1 + 1e-9) >= 0.01, "not that of its origin, nor its own old one"
-    assert max(steps) == num_steps - 1
-    assert evaluations(after)[num_steps] < evaluations(events)[EPOCH], "it has its origin's weights"
+    events, origin = events_of(tmp_path / "sweep", 0), evaluations(events_of(tmp_path / "sweep", 1))
+    restored = next(event for event in events if isinstance(event, StateRestored) and event.step)
+    assert (restored.step, result.view.trials[0].curve[-1][0]) == (2 * EPOCH, 4 * EPOCH)
+    after = [event for event in events[events.index(restored) :] if isinstance(event, StepsDone)]
+    assert after[0].losses[0] == pytest.approx(origin[2 * EPOCH]), "it has its origin's weights"
+    assert after[0].learning_rates[0] in (0.04, 0.06) or kind == "pb2"
+    assert after[0].learning_rates[0] >= 0.01, "not its own old one"
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "search"),
-    [("median", "optuna"), (HyperBandScheduler(time_attr="epoch", max_t=3, reduction_factor=2), "random")],
-    ids=["median-optuna", "hyperband"],
-)
-def test_r15_other_schedulers_and_searchers_come_to_their_end(tmp_path: Path, scheduler: Any, search: str) -> None:
-    config = settings(name="sweep", storage=str(tmp_path), workers=(1, 1), logical_workers=1, best=f"min:{METRIC}")
-    space = {"lr": tune.loguniform(1e-3, 1e-1)}
-    result = raytrain.Sweep(Gated, space, config=config, trials=4, scheduler=scheduler, search=search).fit()
-    states = [trial.state for trial in result.view.trials]
-    assert len(states) == 4
-    assert set(states) <= {"completed", "stopped"}
-    assert "completed" in states
-    for trial in result.view.trials:
-        events = list(read(RunDir.at(str(tmp_path / "sweep"), trial.name)))
-        assert list(curve(events)) == list(range(len(curve(events)))), "no step is missing over pauses"
-        assert {step for step, _ in trial.curve} <= evaluations(events).keys()
-        assert any(isinstance(event, RunStarted) for event in events)
+def test_r15_a_clone_has_a_learning_rate_of_its_own_on_the_schedule(tmp_path: Path) -> None:
+    origin = local_run(0.05, tmp_path, name="origin", epochs=4, keep_newest=4)
+    origin.run_dir.write_json({"run": origin.config.model_dump(mode="json")}, RUN)
+    checkpoint = next(one for one in CheckpointStore(origin.run_dir).list() if one.step == 2 * EPOCH)
+    config = settings(storage=str(tmp_path), name="clone", epochs=4)
+    reference = Reference(str(tmp_path), "origin", checkpoint.step, checkpoint.name)
+    assert clone(reference, RunDir.at(str(tmp_path), "clone"), config, {"lr": 0.02}) == 2 * EPOCH
+    cloned = local_run(0.02, tmp_path, name="clone", epochs=4)
+    steps = curve(read(cloned.run_dir))
+    assert list(steps) == list(range(2 * EPOCH, 4 * EPOCH)), "the data continue where the origin's were"
+    base = [10 * record.learning_rate / ((1 + np.cos(np.pi * step / (4 * EPOCH))) / 2) for step, record in steps.items()]
+    np.testing.assert_allclose(base, 0.02, rtol=1e-6)
 
 
-def test_r15_a_plain_tuner_runs_elastic_trials_and_refuses_unknown_keys_before_the_first_one(tmp_path: Path) -> None:
-    config = settings(storage=str(tmp_path / "runs"), workers=(1, 2), logical_workers=2, best=f"min:{METRIC}")
+@pytest.mark.usefixtures("replayed")
+def test_r15_a_plain_tuner_runs_elastic_trials_and_refuses_unknown_keys(tmp_path: Path) -> None:
+    config = settings(storage=str(tmp_path / "runs"), workers=1, cpus_per_worker=2, best=f"min:{METRIC}")
     where = tune.RunConfig(name="plain", storage_path=str(tmp_path / "tune"), verbose=0)
 
     def tuner(space: dict[str, Any]) -> tune.Tuner:
@@ -223,15 +239,12 @@ def test_r15_a_plain_tuner_runs_elastic_trials_and_refuses_unknown_keys_before_t
     try:
         grid = tuner({"lr": tune.grid_search([0.05, 0.0]), "run.clip_norm": 0.5}).fit()
     finally:
-        ray.kill(ray.get_actor("raytrain-broker/plain"))  # it would end by itself, a while after the last trial
+        ray.kill(ray.get_actor("raytrain-broker/plain"))  # otherwise it exits a while after the last trial
     assert not grid.errors
-    table = grid.get_dataframe()
-    assert set(table["step"]) <= {EPOCH, 2 * EPOCH, 3 * EPOCH}
-    assert [(row.epoch * EPOCH, row.rows) for row in table.itertuples()] == [
-        (r.step, r.epoch * 203) for r in table.itertuples()
-    ]
+    assert [result.metrics["step"] for result in grid] == [3 * EPOCH, EPOCH]
     for result in grid:
-        trial = RunDir.at(str(tmp_path / "runs" / "plain"), Path(result.path).name)
-        assert evaluations(list(read(trial)))[result.metrics["step"]] == result.metrics[METRIC], "global, of the last report"
-        reference = Path(result.checkpoint.path, "raytrain.json").read_text()
-        assert len(reference) < 1000, "a checkpoint is passed by reference"
+        step = result.metrics["step"]
+        assert (result.metrics["epoch"] * EPOCH, result.metrics["rows"]) == (step, result.metrics["epoch"] * 203)
+        events = list(read(RunDir.at(str(tmp_path / "runs" / "plain"), Path(result.path).name)))
+        assert evaluations(events)[step] == result.metrics[METRIC]
+        assert Path(result.checkpoint.path, "raytrain.json").stat().st_size < 1000, "a checkpoint is passed by reference"

@@ -1,7 +1,8 @@
-"""Clones: from storage to storage, verified, marked, once, and only where a step stands for the same rows."""
+"""Clones: by reference, verified, marked, once, and only where a step trains on the same rows."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,34 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.errors import CheckpointError, ConfigError
 from raytrain.rundir import EVENTS, RUN, RunDir
-from raytrain.tune.clone import MARK, clone, forget
-from raytrain.tune.reference import Reference
+from raytrain.tune.clone import FILE, MARK, Reference, clone, delete_run, read_reference
 from tests.golden import check
 
 
 class Scene:
-    """Another trial with a checkpoint, and this one, which was further."""
+    """Another trial with a checkpoint of step 20, and this one, which has one of step 30."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.storage = str(tmp_path)
-        self.theirs, self.own = RunDir.at(self.storage, "other"), RunDir.at(self.storage, "mine")
+        self.other, self.own = RunDir.at(self.storage, "other"), RunDir.at(self.storage, "mine")
         self.config = RunConfig(name="mine", storage=self.storage, global_batch=8)
-        self.theirs.write_json({"run": RunConfig(global_batch=8).model_dump(mode="json")}, RUN)
-        self.save(self.theirs, 20)
+        self.other.write_json({"run": RunConfig(global_batch=8).model_dump(mode="json")}, RUN)
+        self.save(self.other, 20)
         self.save(self.own, 30)
         self.own.write_json({}, RUN)
         Path(self.own.child(EVENTS)).write_text("{}\n")
 
-    def save(self, run_dir: RunDir, step: int) -> str:
+    def save(self, run_dir: RunDir, step: int) -> None:
         files = {"state.pt": f"{run_dir.path} {step}".encode()}
-        return CheckpointStore(run_dir).write(step, files, {"valid/loss": 0.5}, {"name": "other"}).name
+        CheckpointStore(run_dir).write(step, files, {"valid/loss": 0.5}, {"name": "other"})
 
-    def clone(self, checkpoint: str = "step-000000020", values: Any = None) -> int:
-        reference = Reference(self.storage, "other", 20, checkpoint)
-        return clone(reference, self.own, self.config, values or {"lr": 0.1})
+    def clone(self, checkpoint: str = "step-000000020", **changed: Any) -> int:
+        config = RunConfig(**self.config.model_dump() | changed)
+        return clone(Reference(self.storage, "other", 20, checkpoint), self.own, config, {"lr": 0.1})
+
+    @property
+    def steps(self) -> list[int]:
+        return [checkpoint.step for checkpoint in CheckpointStore(self.own).list()]
 
 
 @pytest.fixture
@@ -44,83 +48,77 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_the_others_checkpoint_becomes_the_only_one_and_is_marked(scene: Scene) -> None:
-    assert scene.clone() == 20
+def test_a_checkpoint_of_ray_tune_is_a_reference_without_weights() -> None:
+    reference = Reference("s3://bucket/sweep", "trial-0001", 20, "step-000000020")
+    with reference.as_checkpoint() as checkpoint:
+        directory = Path(checkpoint.path)
+        assert read_reference(checkpoint) == reference
+        assert [path.name for path in directory.iterdir()] == [FILE]
+        names = {"storage": "s3://bucket/sweep", "name": "trial-0001", "step": 20, "checkpoint": "step-000000020"}
+        assert json.loads((directory / FILE).read_text()) == names
+    assert not directory.exists(), "Ray Tune has copied it"
+    assert read_reference(None) is None
+
+
+def test_the_other_trials_checkpoint_becomes_the_only_one(scene: Scene) -> None:
+    assert scene.clone(workers=3, clip_norm=1.0, micro_batch=2) == 20, "settings that choose no rows may differ"
     store = CheckpointStore(scene.own)
     (checkpoint,) = store.list()
-    assert checkpoint.step == 20
+    assert (checkpoint.step, checkpoint.manifest.metrics) == (20, {"valid/loss": 0.5})
     assert checkpoint.manifest.run[CLONED_FROM] == "other/step-000000020"
-    assert checkpoint.manifest.metrics == {"valid/loss": 0.5}
-    assert store.read(checkpoint, "state.pt") == f"{scene.theirs.path} 20".encode()
+    assert store.read(checkpoint, "state.pt") == f"{scene.other.path} 20".encode()
     assert (scene.own.exists(RUN), scene.own.exists(EVENTS)) == (False, True)
 
 
-def test_it_is_done_once_however_often_the_trial_is_started_but_anew_for_other_values(scene: Scene) -> None:
+def test_a_clone_is_made_once_for_the_same_values(scene: Scene) -> None:
     scene.clone()
     scene.save(scene.own, 25)
-    assert scene.clone() == 20
-    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [20, 25]
-    scene.clone(values={"lr": 0.2})
-    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [20]
+    assert (scene.clone(), scene.steps) == (20, [20, 25])
+    clone(Reference(scene.storage, "other", 20, "step-000000020"), scene.own, scene.config, {"lr": 0.2})
+    assert scene.steps == [20]
 
 
-def test_one_that_was_deleted_since_gives_way_to_the_newest(scene: Scene) -> None:
-    scene.save(scene.theirs, 40)
-    assert scene.clone("step-000000010") == 40
-
-
-def test_r15_without_a_checkpoint_nothing_is_cloned_and_nothing_is_lost(scene: Scene) -> None:
-    forget(scene.theirs)
-    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+def test_r15_without_a_checkpoint_to_clone_nothing_is_lost(scene: Scene) -> None:
+    delete_run(scene.other)
+    with pytest.raises(CheckpointError, match="no checkpoint to clone"):
         scene.clone()
-    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [30]
+    assert scene.steps == [30]
 
 
-def test_a_step_must_stand_for_the_same_rows(scene: Scene) -> None:
-    scene.config = RunConfig(name="mine", storage=scene.storage, global_batch=16)
+@pytest.mark.parametrize(("name", "here"), [("global_batch", 16), ("seed", 1), ("shuffle_window", 64), ("drop_last", True)])
+def test_settings_that_choose_rows_must_be_equal(scene: Scene, name: str, here: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        scene.clone()
-    check("errors/tune_clone_of_other_rows.txt", f"{refused.value}\n")
-
-
-@pytest.mark.parametrize(("name", "here"), [("seed", 1), ("shuffle_window", 64), ("drop_last", True)])
-def test_every_setting_that_chooses_rows_counts(scene: Scene, name: str, here: Any) -> None:
-    scene.config = RunConfig(**scene.config.model_dump() | {name: here})
-    with pytest.raises(ConfigError) as refused:
-        scene.clone()
+        scene.clone(**{name: here})
     assert refused.value.where == f"run.{name}"
+    if name == "global_batch":
+        check("errors/tune_clone_of_other_rows.txt", f"{refused.value}\n")
 
 
-def test_settings_that_leave_rows_as_they_are_may_differ(scene: Scene) -> None:
-    scene.config = RunConfig(**scene.config.model_dump() | {"workers": 3, "clip_norm": 1.0, "micro_batch": 2})
-    assert scene.clone() == 20
-
-
-def test_r7_a_damaged_file_is_not_taken_over_and_what_was_there_stays(scene: Scene) -> None:
-    Path(scene.theirs.child("checkpoints", "step-000000020", "state.pt")).write_bytes(b"x" * len(f"{scene.theirs.path} 20"))
+def test_r7_a_damaged_checkpoint_is_not_cloned(scene: Scene) -> None:
+    path = Path(scene.other.child("checkpoints", "step-000000020", "state.pt"))
+    path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(CheckpointError, match="SHA-256"):
         scene.clone()
-    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [30]
+    assert scene.steps == [30]
 
 
-def test_one_that_died_in_the_middle_of_cloning_does_it_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(self: RunDir, value: Any, *names: str) -> None:
+def test_a_clone_that_was_interrupted_is_made_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: RunDir, value: Any, *names: str) -> None:
         if names == (MARK,):
             raise KeyboardInterrupt
         write_json(self, value, *names)
 
     write_json = RunDir.write_json
     with monkeypatch.context() as patched:
-        patched.setattr(RunDir, "write_json", dies)
+        patched.setattr(RunDir, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             scene.clone()
-    assert scene.clone() == 20
-    assert [checkpoint.step for checkpoint in CheckpointStore(scene.own).list()] == [20]
+    assert (scene.clone(), scene.steps) == (20, [20])
 
 
-def test_forgetting_a_run_leaves_the_files_of_others_in_its_directory(scene: Scene) -> None:
+def test_deleting_a_run_keeps_the_files_of_ray_tune(scene: Scene) -> None:
     CheckpointStore(scene.own).pin(["step-000000030"])
     Path(scene.own.child("result.json")).write_text("of Ray Tune")
-    forget(scene.own)
-    assert [path.name for path in Path(scene.own.path).iterdir()] == ["result.json"]
-    forget(scene.own)
+    for _ in range(2):
+        delete_run(scene.own)
+        assert [path.name for path in Path(scene.own.path).iterdir()] == ["result.json"]
