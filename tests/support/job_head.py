@@ -1,6 +1,4 @@
-"""A cluster of one node with a dashboard, as a process that can be killed: its processes see no other Ray, and none of them
-outlives it.
-"""
+"""A one-node cluster with a dashboard in its own namespaces: it can be killed, sees no other Ray, and leaves no process."""
 
 from __future__ import annotations
 
@@ -14,9 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -26,13 +23,7 @@ from tests.cluster.namespaces import OWN, PREPARE, can_be_made
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TOKEN = "a-token-for-this-test-only-0123456789"
-HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
-START_LIMIT_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
@@ -43,126 +34,104 @@ def free_port() -> int:
 
 
 class Head:
-    """Starts when it is entered; started again, it has the same address and knows nothing of what was before.
+    """Started again, it has the same address and knows nothing of the jobs before.
 
     Args:
         home: home directory of its jobs.
-        num_cpus: for workers.
     """
 
-    def __init__(self, home: Path, num_cpus: int = 2) -> None:
-        self.home, self._num_cpus = home, num_cpus
+    def __init__(self, home: Path) -> None:
+        self.home = home
         self._ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._ports['dashboard-port']}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of who submits jobs."""
-        return {
+        self.address = f"http://127.0.0.1:{self._ports['dashboard-port']}"
+        self.environment = {
             "PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(self.home),
+            "HOME": str(home),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONUNBUFFERED": "1",
         }
+        """Of the head, and of the shell that submits jobs."""
 
     def start(self) -> None:
-        """Returns when it takes jobs."""
+        """Returns when it accepts jobs."""
         self.home.mkdir(exist_ok=True)
         words = [f"--{name}={port}" for name, port in self._ports.items()]
-        words += [f"--num-cpus={self._num_cpus}", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
-        command = [str(BIN / "ray"), "start", "--head", "--block", *words]
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=3", "--node-ip-address=127.0.0.1", *words]
         own = [*OWN, "sh", "-c", f'{PREPARE} "$@"', "sh"] if can_be_made() else []
         log = (self.home / "head.log").open("ab")
-        self._process = subprocess.Popen([*own, *command], env=self.environment | HEALTH, stdout=log, stderr=log)
-        until = time.monotonic() + START_LIMIT_S
-        while not self._takes_jobs():
-            assert self._process.poll() is None, (self.home / "head.log").read_text()
-            assert time.monotonic() < until, (self.home / "head.log").read_text()
+        self._process = subprocess.Popen([*own, *command], env=self.environment, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._accepts_jobs():
+            is_late = self._process.poll() is not None or time.monotonic() > deadline
+            assert not is_late, (self.home / "head.log").read_text()
             time.sleep(0.1)
 
-    def ask(self, path: str) -> Any:
-        """What the dashboard answers. Raises OSError if it does not."""
-        asked = urllib.request.Request(f"{self.address}/api/{path}", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+    def request(self, path: str, method: str = "GET") -> Any:
+        """The dashboard's answer. Raises OSError if there is none."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        request = urllib.request.Request(f"{self.address}/api/{path}", headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return json.load(answer)
 
-    def _takes_jobs(self) -> bool:
+    def _accepts_jobs(self) -> bool:
         with contextlib.suppress(OSError):
-            self.ask("jobs/")
+            self.request("jobs/")
             return True
         return False
 
     def kill(self) -> None:
-        """SIGKILL for all of its processes, its jobs' among them."""
-        assert self._process is not None
+        """SIGKILL for all of its processes, including its jobs."""
+        if self._process is None or self._process.poll() is not None:
+            return
         top = psutil.Process(self._process.pid)
         for process in [*top.children(recursive=True), top]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+                process.kill()
         self._process.wait()
-
-    def __enter__(self) -> Head:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
 
 
 def project(directory: Path, files: Mapping[str, str]) -> Path:
-    """A working directory with raytrain in it, and the jobs of this repository, and further files."""
+    """A working directory with raytrain in it, and further files."""
     shutil.copytree(ROOT / "raytrain", directory / "raytrain", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "jobs", directory / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in files.items():
         (directory / name).write_text(text)
     return directory
 
 
 class Command:
-    """A command in the shell of who submits jobs.
+    """A command in the shell that submits jobs.
 
     Args:
         head: whose environment it has.
-        words: the command; programs are those beside this Python.
+        words: the command; its program is installed beside this Python.
         cwd: where it runs.
         more: further variables.
     """
 
     def __init__(self, head: Head, words: list[str], cwd: Path, more: Mapping[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [str(BIN / words[0]), *words[1:]],
-            cwd=cwd,
-            env={**head.environment, **(more or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self.out = ""
-
-    def lines(self) -> Iterator[str]:
-        """What it writes, line by line, as it comes."""
-        assert self.process.stdout is not None
-        for line in iter(self.process.stdout.readline, b""):
-            self.out += line.decode()
-            yield line.decode()
+        command, environment = [str(BIN / words[0]), *words[1:]], {**head.environment, **(more or {})}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(command, cwd=cwd, env=environment, **streams)
+        self.out, self.code = "", -1
 
     def read_until(self, text: str) -> None:
         """Reads up to a line with `text`."""
-        assert any(text in line for line in self.lines()), f"{text!r} never came: {self.out}"
+        assert self._process.stdout is not None
+        for line in iter(self._process.stdout.readline, b""):
+            self.out += line.decode()
+            if text in line.decode():
+                return
+        raise AssertionError(f"{text!r} never came: {self.out}")
 
     def finish(self, timeout_s: float = 90.0) -> int:
-        """The exit code, once it has ended."""
-        rest, _ = self.process.communicate(timeout=timeout_s)
-        self.out += rest.decode()
-        return self.process.returncode
+        """Waits for the end; returns the exit code."""
+        rest, _ = self._process.communicate(timeout=timeout_s)
+        self.out, self.code = self.out + rest.decode(), self._process.returncode
+        return self.code
 
     def interrupt(self) -> None:
         """Ctrl-C."""
-        os.kill(self.process.pid, signal.SIGINT)
+        os.kill(self._process.pid, signal.SIGINT)

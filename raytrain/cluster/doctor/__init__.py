@@ -1,1 +1,1 @@
-"""Would a run work on this cluster? `examine` visits each node, `verdicts` judges what it found, `table` shows it."""
+"""Would a run work on this cluster? `examine` starts a `probe` on each node, `verdicts` judges, `table` renders."""

@@ -1,6 +1,6 @@
-"""Visits each node of the cluster with one actor that needs no CPU, asks, and has the answers judged.
+"""Starts one probe on each node of the cluster, queries them, and has the answers judged.
 
-Runs in the driver, which is connected to Ray. A node that does not answer, or dies meanwhile, is named; the others go on.
+Runs in the driver, which is connected to Ray. A node that does not answer, or dies meanwhile, is reported; the others go on.
 """
 
 from __future__ import annotations
@@ -18,127 +18,123 @@ import ray
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytrain.cluster.doctor import files, host, probe, ring, verdicts_machine, verdicts_network
-from raytrain.cluster.doctor.facts import Clock, Disk, Facts, Node, Ring, Row, Torch
+from raytrain.cluster.doctor import probe, verdicts
+from raytrain.cluster.doctor.verdicts import AllReduce, Clock, Disk, Facts, Node, Row, Torch
 from raytrain.worker import network
 
-SENT: tuple[ModuleType, ...] = (files, host, probe, ring, network)
-"""Modules that travel to the nodes by value."""
-ECHO_S = 2.0
-"""How long others are waited for once one node has said why it cannot take part."""
-PINGS = 3
+BY_VALUE: tuple[ModuleType, ...] = (probe, network)
+"""Modules that are sent to the nodes by value."""
+GRACE_S = 2.0
+"""For the other nodes, once one has reported why it cannot take part."""
+NUM_PINGS = 3
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be examined.
+class DoctorConfig:
+    """What to examine.
 
     Args:
-        storage: where runs are kept: an absolute path, or a URI.
-        workers: that are to run; 0 if that is not known.
+        storage: of the runs: an absolute path, or a URI.
+        workers: of a run; 0 if not known.
         cpus_per_worker: that each of them reserves.
-        least_disk_bytes: that must be free.
-        limit_s: of an all-reduce; a node that does not answer is given up after twice as long, since processes start slowly.
-        variables: that workers take over from the driver.
-        say: is told what happens now.
+        min_disk_bytes: that must be free.
+        timeout_s: of an all-reduce; a node may take twice as long to answer, since processes start slowly.
+        variables: environment variables that workers take over from the driver.
+        on_progress: receives the name of each stage.
     """
 
     storage: str
     workers: int = 0
     cpus_per_worker: float = 1.0
-    least_disk_bytes: float = 2.0**30
-    limit_s: float = 15.0
+    min_disk_bytes: float = 2.0**30
+    timeout_s: float = 15.0
     variables: Mapping[str, str] = field(default_factory=dict)
-    say: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[str], None] = lambda stage: None
 
 
-def examine(order: Order) -> list[Row]:
-    """All rows, the reds among them."""
-    nodes, free = living_nodes(), ray.available_resources().get("CPU", 0.0)
-    order.say(f"asking {len(nodes)} nodes")
-    with probes_on([node for node in nodes.values() if node.leaves_in_s is None], order.variables) as visit:
-        facts = {name: _facts(said) for name, said in visit.ask("facts", limit_s=2 * order.limit_s).items()}
-        clocks = {name: clock for name in facts if (clock := visit.clock(name, order.limit_s))}
-        order.say("writing and reading the storage")
-        faults = check_storage(visit, order)
-        order.say("starting torch")
-        torches = {name: Torch(**said) for name, said in visit.ask("torch", limit_s=2 * order.limit_s).items()}
-        order.say("summing over all nodes")
-        able = [name for name, torch in torches.items() if not torch.error]
-        rings = {"gloo": all_reduce(visit, "gloo", able, order.limit_s)}
-        if with_gpus := [name for name in visit.present() if name in able and torches[name].nccl]:
-            rings["nccl"] = all_reduce(visit, "nccl", with_gpus, order.limit_s)
-    machine, between = verdicts_machine, verdicts_network
+def examine(config: DoctorConfig) -> list[Row]:
+    """All rows of the report."""
+    nodes, free_cpus = living_nodes(), ray.available_resources().get("CPU", 0.0)
+    config.on_progress(f"asking {len(nodes)} nodes")
+    with probes_on([node for node in nodes.values() if node.drains_in_s is None], config.variables) as probes:
+        facts = {name: _facts(values) for name, values in probes.call("facts", timeout_s=2 * config.timeout_s).items()}
+        clocks = {name: clock for name in facts if (clock := probes.clock(name, config.timeout_s))}
+        config.on_progress("writing and reading the storage")
+        faults = check_storage(probes, config)
+        config.on_progress("starting torch")
+        torches = {name: Torch(**values) for name, values in probes.call("torch", timeout_s=2 * config.timeout_s).items()}
+        config.on_progress("summing over all nodes")
+        parts = all_reduces(probes, torches, config.timeout_s)
+    driver = _facts(probe.host_facts(_session_dir(), os.getppid()))
     return [
-        between.nodes(nodes, visit.silent),
-        machine.packages(_facts(host.gather(_temp(), os.getppid())), facts, torches),
-        machine.gpus(nodes, torches),
-        machine.drivers(facts, torches),
-        between.storage(order.storage, faults, len(facts)),
-        between.all_reduce(rings, order.limit_s),
-        between.interfaces(nodes, facts),
-        between.clocks(clocks),
-        machine.disk(_storage_disk(order.storage), facts, order.least_disk_bytes),
-        machine.shared_memory(nodes, facts),
-        machine.open_files(facts),
-        machine.cpus(free, order.workers, order.cpus_per_worker),
-        between.access(ray.get_runtime_context().gcs_address, is_token_auth_enabled()),
+        verdicts.nodes(nodes, probes.silent),
+        verdicts.packages(driver, facts, torches),
+        verdicts.gpus(nodes, torches),
+        verdicts.drivers(facts, torches),
+        verdicts.storage(config.storage, faults, len(facts)),
+        verdicts.all_reduce(parts, config.timeout_s),
+        verdicts.interfaces(nodes, facts),
+        verdicts.clocks(clocks),
+        verdicts.disk(_storage_disk(config.storage), facts, config.min_disk_bytes),
+        verdicts.shared_memory(nodes, facts),
+        verdicts.open_files(facts),
+        verdicts.cpus(free_cpus, config.workers, config.cpus_per_worker),
+        verdicts.access(ray.get_runtime_context().gcs_address, is_token_auth_enabled()),
     ]
 
 
 def living_nodes() -> dict[str, Node]:
-    """The nodes that the cluster takes for alive, by name, the driver's first."""
-    mine = ray.get_runtime_context().get_node_id()
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != mine)
-    leaving, now_s = ray._private.state.state.get_draining_nodes(), time.time()
+    """The nodes that the cluster considers alive, by name, the driver's first."""
+    own = ray.get_runtime_context().get_node_id()
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != own)
+    draining, now_s = ray._private.state.state.get_draining_nodes(), time.time()
     addresses = [node["NodeManagerAddress"] for node in alive]
     found = {}
     for node in alive:
-        node_id, address = node["NodeID"], node["NodeManagerAddress"]
+        node_id, address, resources = node["NodeID"], node["NodeManagerAddress"], node["Resources"]
         name = address if addresses.count(address) == 1 else f"{address} ({node_id[:6]})"
-        deadline_ms = leaving.get(node_id)
-        found[name] = Node(
-            name,
-            node_id,
-            address,
-            node["Resources"].get("GPU", 0.0),
-            int(node["Resources"].get("object_store_memory", 0)),
-            None if deadline_ms is None else max(0.0, deadline_ms / 1000 - now_s),
-        )
+        deadline_ms = draining.get(node_id)
+        drains_in_s = None if deadline_ms is None else max(0.0, deadline_ms / 1000 - now_s)
+        store_bytes = int(resources.get("object_store_memory", 0))
+        found[name] = Node(name, node_id, address, resources.get("GPU", 0.0), store_bytes, drains_in_s)
     return found
 
 
-class Visit:
-    """The probes on all nodes, and who has fallen silent.
+class Probes:
+    """The probes on all nodes, and which nodes do not answer any more.
 
     Args:
-        probes: actor handles by the node's name.
+        actors: handles by the node's name.
     """
 
-    def __init__(self, probes: Mapping[str, Any]) -> None:
-        self._probes, self.silent = dict(probes), dict[str, str]()
+    def __init__(self, actors: Mapping[str, Any]) -> None:
+        self._actors, self.silent = dict(actors), dict[str, str]()
 
-    def present(self) -> list[str]:
-        return [name for name in self._probes if name not in self.silent]
+    def responding(self) -> list[str]:
+        return [name for name in self._actors if name not in self.silent]
 
-    def ask(self, method: str, *args: Any, limit_s: float) -> dict[str, Any]:
-        """What each node answers that has answered so far; those that do not are silent from then on."""
-        return self.ask_each(method, dict.fromkeys(self.present(), args), limit_s)
+    def call(self, method: str, *args: Any, timeout_s: float) -> dict[str, Any]:
+        """The answer of each node that has answered so far; a node that does not is silent from then on."""
+        return self.call_each(method, dict.fromkeys(self.responding(), args), timeout_s)
 
-    def ask_each(
-        self, method: str, args: Mapping[str, tuple[Any, ...]], limit_s: float, enough: Callable[[Any], bool] | None = None
+    def call_each(
+        self,
+        method: str,
+        args: Mapping[str, tuple[Any, ...]],
+        timeout_s: float,
+        is_final: Callable[[Any], bool] | None = None,
     ) -> dict[str, Any]:
-        """As `ask`, with arguments for each node; after an answer that is `enough` the others have little time."""
-        asked = {getattr(self._probes[name], method).remote(*given): name for name, given in args.items()}
-        waiting, answers, until = list(asked), dict[str, Any](), time.monotonic() + limit_s
-        while waiting and (left_s := until - time.monotonic()) > 0:
+        """Like `call`, with arguments for each node; after a final answer the other nodes have `GRACE_S`."""
+        calls = {getattr(self._actors[name], method).remote(*given): name for name, given in args.items()}
+        waiting, answers, deadline = list(calls), dict[str, Any](), time.monotonic() + timeout_s
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, timeout=left_s)
             for reference in done:
-                self._take(asked[reference], reference, answers)
-                if enough and asked[reference] in answers and enough(answers[asked[reference]]):
-                    until = min(until, time.monotonic() + ECHO_S)
-        for reference in waiting if enough is None else []:
-            self.silent[asked[reference]] = f"no answer in {limit_s:g} s"
+                self._take(calls[reference], reference, answers)
+                if is_final and calls[reference] in answers and is_final(answers[calls[reference]]):
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        for reference in waiting if is_final is None else []:
+            self.silent[calls[reference]] = f"no answer in {timeout_s:g} s"
         return {name: answers[name] for name in args if name in answers}
 
     def _take(self, name: str, reference: Any, answers: dict[str, Any]) -> None:
@@ -147,91 +143,101 @@ class Visit:
         except ray.exceptions.RayError as error:
             self.silent[name] = str(error).strip().splitlines()[-1]
 
-    def clock(self, name: str, limit_s: float) -> Clock | None:
-        """From the quickest of a few exchanges: an answer is as old as half of the way there and back."""
+    def clock(self, name: str, timeout_s: float) -> Clock | None:
+        """From the fastest of a few round trips; an answer is half a round trip old, as in NTP."""
         found = []
-        for _ in range(PINGS):
-            began = time.time()
-            answer = self.ask_each("now", {name: ()}, limit_s)
-            ended = time.time()
+        for _ in range(NUM_PINGS):
+            sent = time.time()
+            answer = self.call_each("now", {name: ()}, timeout_s)
+            received = time.time()
             if name in answer:
-                found.append(Clock(answer[name] - (began + ended) / 2, (ended - began) / 2))
+                found.append(Clock(answer[name] - (sent + received) / 2, (received - sent) / 2))
         return min(found, key=lambda clock: clock.uncertainty_s, default=None)
 
 
 @contextlib.contextmanager
-def probes_on(nodes: list[Node], variables: Mapping[str, str]) -> Iterator[Visit]:
-    """One probe on each node; they are gone afterwards."""
+def probes_on(nodes: list[Node], variables: Mapping[str, str]) -> Iterator[Probes]:
+    """One probe on each node, for as long as the block lasts."""
     with by_value():
         build = ray.remote(num_cpus=0, max_restarts=0)(probe.Probe)
-        probes = {
-            node.name: build.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote(
-                dict(variables)
-            )
-            for node in nodes
+        strategies = {node.name: NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in nodes}
+        actors = {
+            name: build.options(scheduling_strategy=strategy).remote(dict(variables))
+            for name, strategy in strategies.items()
         }
     try:
-        yield Visit(probes)
+        yield Probes(actors)
     finally:
-        for handle in probes.values():
-            ray.kill(handle)
+        for actor in actors.values():
+            ray.kill(actor)
 
 
 @contextlib.contextmanager
 def by_value() -> Iterator[None]:
-    """What is pickled in the block carries the code of the probe with it."""
-    for module in SENT:
+    """What is pickled in the block carries the code of the probe."""
+    for module in BY_VALUE:
         ray.cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in SENT:
+        for module in BY_VALUE:
             ray.cloudpickle.unregister_pickle_by_value(module)
 
 
-def check_storage(visit: Visit, order: Order) -> dict[str, str]:
-    """The driver writes, each node reads and writes, the driver reads; what went wrong, by node or "driver"."""
-    directory, name = f"{order.storage.rstrip('/')}/.doctor-{uuid.uuid4().hex}", "driver"
-    is_new, error = probe.within(order.limit_s, files.make, directory)
-    error = error or probe.within(order.limit_s, files.write, directory, name)[1]
+def check_storage(probes: Probes, config: DoctorConfig) -> dict[str, str]:
+    """The driver writes, each node reads and writes, the driver reads; what failed, by node or "driver"."""
+    directory, timeout_s = f"{config.storage.rstrip('/')}/.doctor-{uuid.uuid4().hex}", config.timeout_s
+    is_new, error = probe.with_timeout(timeout_s, probe.make_directory, directory)
+    error = error or probe.with_timeout(timeout_s, probe.write_file, directory, "driver")[1]
     if error:
-        return {name: f"cannot write ({error})"}
+        return {"driver": f"cannot write ({error})"}
     try:
-        names = {node: f"node-{number}" for number, node in enumerate(visit.present())}
-        arguments = {node: (directory, name, mine, order.limit_s) for node, mine in names.items()}
-        faults = {node: said for node, said in visit.ask_each("storage", arguments, 3 * order.limit_s).items() if said}
-        for node in [node for node in visit.present() if node in names and node not in faults]:
-            if error := probe.within(order.limit_s, files.read, directory, names[node])[1]:
+        files = {node: f"node-{number}" for number, node in enumerate(probes.responding())}
+        arguments = {node: (directory, "driver", name, timeout_s) for node, name in files.items()}
+        faults = {node: fault for node, fault in probes.call_each("storage", arguments, 3 * timeout_s).items() if fault}
+        for node in [node for node in probes.responding() if node in files and node not in faults]:
+            if error := probe.with_timeout(timeout_s, probe.read_file, directory, files[node])[1]:
                 faults[node] = f"the driver cannot read what it wrote ({error})"
         return faults
     finally:
-        probe.within(order.limit_s, files.remove, directory, is_new)
+        probe.with_timeout(timeout_s, probe.remove_directory, directory, is_new)
 
 
-def all_reduce(visit: Visit, backend: str, names: list[str], limit_s: float) -> dict[str, Ring]:
-    """Each node's part in an all-reduce between the nodes."""
+def all_reduces(probes: Probes, torches: Mapping[str, Torch], timeout_s: float) -> dict[str, dict[str, AllReduce]]:
+    """Each node's part in an all-reduce, by backend: gloo on all nodes with torch, NCCL on those with GPUs."""
+    able = [name for name, torch in torches.items() if not torch.error]
+    parts = {"gloo": all_reduce(probes, "gloo", able, timeout_s)}
+    if with_nccl := [name for name in probes.responding() if name in able and torches[name].nccl]:
+        parts["nccl"] = all_reduce(probes, "nccl", with_nccl, timeout_s)
+    return parts
+
+
+def all_reduce(probes: Probes, backend: str, names: list[str], timeout_s: float) -> dict[str, AllReduce]:
+    """Each node's part in an all-reduce between the nodes `names`."""
     if not names:
         return {}
     first = names[0]
-    host, port, error = visit.ask_each("serve_store", {first: (limit_s,)}, 2 * limit_s).get(first, ("", 0, "no answer"))
+    answer = probes.call_each("serve_store", {first: (timeout_s,)}, 2 * timeout_s)
+    host, port, error = answer.get(first, ("", 0, "no answer"))
     if error:
-        return {first: Ring("starting", error)}
-    arguments = {name: (backend, rank, len(names), (host, port), limit_s) for rank, name in enumerate(names)}
+        return {first: AllReduce("starting", error)}
+    arguments = {name: (backend, rank, len(names), (host, port), timeout_s) for rank, name in enumerate(names)}
 
-    def is_enough(part: Mapping[str, Any]) -> bool:
-        return verdicts_network.is_own(Ring(**part))
+    def is_final(values: Mapping[str, Any]) -> bool:
+        return verdicts.is_cause(AllReduce(**values))
 
-    said = visit.ask_each("all_reduce", arguments, limit_s + ECHO_S, is_enough)
-    return {name: Ring(**said[name]) if name in said else Ring("starting", visit.silent.get(name, "")) for name in names}
-
-
-def _facts(said: Mapping[str, Any]) -> Facts:
-    return Facts(**{**said, "temp": Disk(*said["temp"])})
+    answers = probes.call_each("all_reduce", arguments, timeout_s + GRACE_S, is_final)
+    missing = {name: AllReduce("starting", probes.silent.get(name, "")) for name in names if name not in answers}
+    return {name: missing[name] if name in missing else AllReduce(**answers[name]) for name in names}
 
 
-def _temp() -> str:
+def _facts(values: Mapping[str, Any]) -> Facts:
+    return Facts(**{**values, "session_disk": Disk(*values["session_disk"])})
+
+
+def _session_dir() -> str:
     return str(ray._private.worker._global_node.get_session_dir_path())
 
 
 def _storage_disk(storage: str) -> Disk | None:
-    return None if "://" in storage else Disk(*host.disk(storage))
+    return None if "://" in storage else Disk(*probe.disk_usage(storage))

@@ -1,6 +1,6 @@
-"""How are the rows shown? As a table for people, readable without colour and in 80 columns, and as plain values.
+"""Renders the rows of the report: as a table that is readable without colour in 80 columns, and as plain values.
 
-Pure: rows become a text, and the caller owns the console.
+Pure: the caller owns the console.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from raytrain.cluster.doctor.facts import Row
+from raytrain.cluster.doctor.verdicts import Row
 from raytrain.units import format_seconds
 
 SIGNS = {"ok": ("✓", "green"), "red": ("✗", "bold red"), "-": ("-", "dim")}
@@ -26,12 +26,12 @@ def is_green(rows: Sequence[Row]) -> bool:
 
 
 def render(rows: Sequence[Row], seconds: float, width: int, is_unicode: bool = True) -> Text:
-    """The table, and one line that sums it up.
+    """The table and a summary line.
 
     Args:
         seconds: that the examination took.
         width: of the terminal.
-        is_unicode: whether the terminal can show signs that are not ASCII.
+        is_unicode: whether the terminal shows more than ASCII.
     """
     signs = {state: (sign if is_unicode else PLAIN_SIGNS[state], style) for state, (sign, style) in SIGNS.items()}
     sign_width, name_width = max(len(sign) for sign, _ in signs.values()), max(len(row.name) for row in rows)
@@ -62,11 +62,11 @@ def _summary(rows: Sequence[Row], seconds: float, width: int) -> list[Text]:
     red = [row.name for row in rows if row.state == "red"]
     took = f"in {format_seconds(seconds)}"
     if red:
-        told = _wrapped(f"{len(red)} of {len(rows)} red {took}: {', '.join(red)}", width)
-        return [Text(line, style="bold red") for line in told]
+        lines = _wrapped(f"{len(red)} of {len(rows)} red {took}: {', '.join(red)}", width)
+        return [Text(line, style="bold red") for line in lines]
     return [Text(f"all {len(rows)} green {took}", style="bold green")]
 
 
 def to_json(rows: Sequence[Row], seconds: float) -> dict[str, Any]:
-    """The same as plain values; a row's state is "ok", "red", or "-" where there is nothing to check."""
+    """The report as plain values; a row's state is "ok", "red", or "-" where there is nothing to check."""
     return {"green": is_green(rows), "seconds": round(seconds, 3), "rows": [dataclasses.asdict(row) for row in rows]}

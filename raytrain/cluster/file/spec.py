@@ -43,9 +43,9 @@ class ClusterSpec(BaseModel):
     head_cpus: int = Field(0, ge=0)
     """CPUs of the head that Ray may use; 0 keeps training away from it."""
     worker_cpus: int | None = Field(None, gt=0)
-    """CPUs of a worker. Default: those of its machine type; local: what Ray finds."""
+    """CPUs of a worker. Required with --worker-machine; local: what Ray finds."""
     worker_gpus: int | None = Field(None, ge=0)
-    """GPUs of a worker. Default: those of its machine type; local: what Ray finds; kubernetes: 1."""
+    """GPUs of a worker. Required with --worker-machine; local: what Ray finds; kubernetes: 1."""
     worker_memory_gib: int = Field(32, gt=0)
     """Memory of a worker's pod, in GiB. (kubernetes)"""
     object_store_memory: int | None = Field(None, gt=0)

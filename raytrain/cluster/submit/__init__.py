@@ -1,1 +1,1 @@
-"""A job on a cluster: what is uploaded, what it is given, how its log is followed, and when it is submitted again."""
+"""Runs a job on a cluster: `upload` lists what is sent, `jobs` talks to the dashboard, `follow` follows it to its end."""

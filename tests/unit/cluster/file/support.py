@@ -1,4 +1,4 @@
-"""Cluster files for tests: rendered ones, changed ones, and what is wrong with them."""
+"""Cluster files for tests: rendered ones, edited ones, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from raytrain.cluster.file.checking import mistakes
-from raytrain.cluster.file.document import Mistake
-from raytrain.cluster.file.facts import Facts, facts_of_this_machine
+from raytrain.cluster.file.checks import mistakes
+from raytrain.cluster.file.document import Facts, Mistake, facts_of_this_machine
 from raytrain.cluster.file.render import render
 from raytrain.cluster.file.spec import ClusterSpec
 
@@ -21,7 +20,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "local": {"head_ip": "10.77.0.1", "worker_ips": ("10.77.0.2", "10.77.0.3"), "ssh_user": "root"},
     "kubernetes": {},
 }
-"""What each provider cannot do without."""
+"""Settings that each provider requires."""
 
 
 def rendered(provider: str, **settings: Any) -> str:
@@ -34,7 +33,7 @@ def _here() -> Facts:
 
 
 def facts(**changes: Any) -> Facts:
-    """Those of this machine, but it has exactly the files that a user has who follows the instructions."""
+    """Those of this machine, with exactly the files of a user who follows the instructions."""
     there = {"~/.ray/auth_token", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519.pub"}
     exists = lambda path: path in there or (path[:1] != "~" and _here().exists(path))  # noqa: E731
     return dataclasses.replace(_here(), **{"exists": exists, **changes})
@@ -44,12 +43,11 @@ def found(text: str, **changes: Any) -> list[Mistake]:
     return mistakes(text, facts(**changes))
 
 
+def places(text: str, **changes: Any) -> list[str]:
+    """Where the mistakes are."""
+    return [mistake.where for mistake in found(text, **changes)]
+
+
 def edited(text: str, old: str, new: str, count: int = 1) -> str:
     assert text.count(old) == count, f"{old!r} is there {text.count(old)} times"
     return text.replace(old, new)
-
-
-def line_of(text: str, words: str) -> int:
-    """The only line with these words, from 1."""
-    (index,) = (i for i, line in enumerate(text.splitlines(), 1) if words in line)
-    return index
