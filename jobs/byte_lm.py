@@ -35,17 +35,17 @@ VALID_EVERY = 40  # of the sources: every 40th file is never trained on
 class ByteLM(raytrain.Task):
     """Predicts the next byte of Python sources."""
 
-    width: int = Field(96, gt=0)
+    width: int = Field(default=96, gt=0)
     """Width of the model; a multiple of `heads`."""
-    layers: int = Field(2, gt=0)
+    layers: int = Field(default=2, gt=0)
     """Transformer blocks."""
-    heads: int = Field(4, gt=0)
+    heads: int = Field(default=4, gt=0)
     """Attention heads of each block."""
-    context: int = Field(128, gt=0)
+    context: int = Field(default=128, gt=0)
     """Bytes that the model sees at once."""
     lr: float = Field(4e-3, gt=0)
     """Highest learning rate; reached after a twentieth of the steps, falling to a tenth of it along a cosine."""
-    megabytes: float = Field(4.0, gt=0)
+    megabytes: float = Field(default=4.0, gt=0)
     """How much of the standard library to use."""
     cache: str = "./runs/byte-lm-data"
     """Directory for the Parquet files; all nodes of a cluster must share it."""
@@ -128,16 +128,14 @@ class Block(nn.Module):
 def write_corpus(directory: Path, megabytes: float, context: int) -> None:
     """Writes the Parquet files of both splits; the directory appears when it is complete, or not at all.
 
-    `data` is called before raytrain connects to Ray, so that a mistake shows at once; this asks for Ray, since it is needed.
+    `data` is called before raytrain connects to Ray, so that mistakes are reported at once; so this connects by itself.
     """
-    from raytrain.launch.cluster import connected
-
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         unfinished.chmod(0o755)
         sources = read_sources(int(megabytes * 1e6))
-        with connected():
+        with raytrain.connected():
             held_out = sources[::VALID_EVERY]
             write_split(unfinished / "valid", b"".join(held_out), context, num_files=1)
             trained = [text for number, text in enumerate(sources) if number % VALID_EVERY]

@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import sys
 
-import digits
 from digits import Digits
-from ray import cloudpickle, tune
+from ray import tune
 
 import raytrain
-from raytrain.console.viewer import choose_for_sweep
-
-cloudpickle.register_pickle_by_value(digits)  # trials run in other processes, which may not find the file beside this one
 
 
 def main() -> int:
@@ -35,11 +31,7 @@ def main() -> int:
         trials=12,
         scheduler="asha",
     )
-    viewer = choose_for_sweep(sys.stdout)
-    try:
-        result = sweep.fit(viewer)
-    finally:
-        viewer.close()
+    result = raytrain.show(sweep)
     print(result.table.drop(columns="directory").to_string(index=False))
     if best := result.best:
         print(f"best: {best.name}, accuracy {best.value:.3f} after {best.step} steps, with {dict(best.values)}")

@@ -1,13 +1,16 @@
-"""The settings of a run: one frozen object, validated the same way from Python and from the command line.
+"""The settings of a run: one frozen object, validated in the same way from Python and from the command line.
 
-Nothing here looks at the machine or the cluster; whether the settings can be met is found out in `launch`.
+Also `Settings`, the base of everything that a user configures: its errors have four parts. Nothing here looks at the
+machine or the cluster; `launch` checks whether the settings can be met.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from typing import Annotated, Any, Literal
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -17,7 +20,7 @@ from raytrain.units import parse_range
 
 def _read_range(value: Any) -> Any:
     """Accepts 4, "4", "1:8" and (1, 8)."""
-    if isinstance(value, (list, tuple)) and len(value) == 1:  # what a command line makes of one word for a tuple
+    if isinstance(value, (list, tuple)) and len(value) == 1:  # one word of a command line
         value = value[0]
     if isinstance(value, int):
         return (value, value)
@@ -33,7 +36,7 @@ class Invalid(ValueError):
     """Raised in a validator: the rule that the value breaks, and the fix.
 
     Args:
-        where, value: where several settings do not fit together, the one to look at first.
+        where, value: if several settings contradict each other, the one to look at first.
     """
 
     def __init__(self, rule: str, fix: str, where: str = "", value: object = "") -> None:
@@ -44,94 +47,126 @@ class Invalid(ValueError):
 WorkerRange = Annotated[tuple[int, int], BeforeValidator(_read_range)]
 
 
-class RunConfig(BaseModel):
-    """How a task is run: where, how long, on how many workers, with which batch."""
+class Settings(BaseModel):
+    """Base of settings that a user writes: frozen, without unknown names, with errors in four parts.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is wrong.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    _prefix: ClassVar[str] = ""
+    """Before a field's name in errors: "run." for the settings of a run."""
+
+    if not TYPE_CHECKING:  # type checkers and editors see the fields as keywords
+
+        def __init__(self, **settings: Any) -> None:
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise explain(error, type(self), self._prefix) from None
+
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+
+
+def with_fields_in_help(model: type[SettingsType]) -> type[SettingsType]:
+    """Class decorator: appends each field's type, default and meaning to the docstring, for `help()`."""
+    lines = [inspect.cleandoc(model.__doc__ or ""), "", "Args:"]
+    for name, field in model.model_fields.items():
+        kind = re.sub(
+            r"typing\.|Annotated\[(.*?), BeforeValidator\(.*\)\]", r"\1", inspect.formatannotation(field.annotation)
+        )
+        lines.append(f"    {name} ({kind}, default {field.get_default()!r}):")
+        lines += textwrap.wrap(field.description or "", 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    model.__doc__ = "\n".join(lines)
+    return model
+
+
+@with_fields_in_help
+class RunConfig(Settings):
+    """How to run a task: storage, number of workers, batch size, length, precision, checkpoints, fault tolerance."""
+
+    _prefix: ClassVar[str] = "run."
 
     name: str = ""
-    """Name of the run and of its directory below the storage; by default the task's name."""
+    """Name of the run and of its directory in the storage. Default: the task's name."""
     storage: str = "./runs"
-    """Where runs are kept: a directory that all nodes share, or a URI such as s3://bucket/path."""
+    """Parent directory of runs: a path that all nodes share, or a URI such as s3://bucket/path."""
     resume: Literal["auto", "new", "must"] = "auto"
-    """auto: go on if the run exists; new: refuse if it exists; must: refuse if it does not exist."""
+    """auto: resume the run if it exists; new: fail if it exists; must: fail if it does not exist."""
 
     workers: WorkerRange = (1, 1)
-    """Worker processes: a number, or a range min:max in which the run grows and shrinks with the cluster."""
-    logical_workers: int | None = Field(None, gt=0)
-    """Equal shares of the global batch; part of the result, unlike workers. Default: the largest number of workers."""
+    """Worker processes: a number, or a range min:max within which the run grows and shrinks with the cluster."""
+    logical_workers: int | None = Field(default=None, gt=0)
+    """Equal parts of the global batch; unlike workers, they affect the result. Default: the largest number of workers."""
     elasticity: Literal["auto", "in_place", "restart"] = "auto"
-    """in_place: the rest trains on; restart: each change restarts all from a checkpoint; auto: what this Ray allows."""
-    global_batch: int = Field(64, gt=0)
+    """in_place: surviving workers keep training; restart: each change restarts all workers from a checkpoint; auto: in_place
+    if this Ray version supports it."""
+    global_batch: int = Field(default=64, gt=0)
     """Rows per optimizer step, over all workers."""
-    micro_batch: int | None = Field(None, gt=0)
-    """Most rows in one forward and backward pass. Default: the share of a logical worker."""
-    epochs: int | None = Field(None, gt=0)
-    """Passes over the training data. Give epochs or steps; default: one epoch."""
-    steps: int | None = Field(None, gt=0)
+    micro_batch: int | None = Field(default=None, gt=0)
+    """Maximum rows per forward and backward pass. Default: the batch of a logical worker."""
+    epochs: int | None = Field(default=None, gt=0)
+    """Passes over the training data. Set epochs or steps; default: one epoch."""
+    steps: int | None = Field(default=None, gt=0)
     """Optimizer steps, instead of epochs."""
-    seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of the initial weights, the order of the rows, and the random numbers of each step."""
-    shuffle_window: int = Field(4, gt=0)
-    """Chunks (Parquet row groups) whose rows are shuffled together; in-memory data are shuffled as a whole."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the initial weights, the row order, and the random numbers of each step."""
+    shuffle_window: int = Field(default=4, gt=0)
+    """Chunks (Parquet row groups) whose rows are shuffled together; in-memory data is shuffled as a whole."""
     drop_last: bool = False
-    """Leave out the last step of an epoch if it is short of rows."""
+    """Drop the last step of an epoch if it has fewer rows than the global batch."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the forward pass; bf16 uses autocast, weights stay fp32."""
     exactness: Literal["default", "bitwise"] = "default"
-    """bitwise: weights are equal to the last bit for any number of workers; default: up to the order of sums."""
-    clip_norm: float | None = Field(None, gt=0)
-    """Largest L2 norm of the global gradient; larger ones are scaled down to it."""
+    """bitwise: weights are bit-identical for any number of workers; default: equal up to the order of sums."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Maximum L2 norm of the global gradient; larger gradients are scaled down to it. Default: no clipping."""
     find_unused_parameters: bool = False
-    """Let some parameters have no gradient in some passes (costs time in each step)."""
+    """Allow passes in which some parameters get no gradient, as in DistributedDataParallel (costs time in each step)."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """auto: one GPU per worker if the cluster has any, else CPU."""
-    cpus_per_worker: float = Field(1.0, gt=0)
+    """auto: one GPU per worker if the cluster has any, otherwise CPU."""
+    cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
-    threads_per_worker: int | None = Field(None, gt=0)
-    """Threads of PyTorch in each worker. Default: the CPUs of a worker, at least 1."""
+    threads_per_worker: int | None = Field(default=None, gt=0)
+    """PyTorch threads per worker. Default: cpus_per_worker, at least 1."""
     forward_env: tuple[str, ...] = ()
-    """Environment variables that workers take over from the driver, besides those of NCCL, gloo, PyTorch and OpenMP."""
+    """Environment variables that the driver passes on to workers, in addition to those of NCCL, gloo, PyTorch and OpenMP."""
 
-    checkpoint_every: int | None = Field(None, gt=0)
+    checkpoint_every: int | None = Field(default=None, gt=0)
     """Steps between checkpoints. Default: one at the end of each epoch. The last step is always saved."""
-    keep_newest: int = Field(2, gt=0)
-    """Newest checkpoints to keep."""
-    keep_best: int = Field(1, ge=0)
-    """Best checkpoints to keep besides, by the metric `best`."""
+    keep_newest: int = Field(default=2, gt=0)
+    """Number of newest checkpoints to keep."""
+    keep_best: int = Field(default=1, ge=0)
+    """Number of best checkpoints to keep in addition, by the metric `best`."""
     best: str = "min:valid/loss"
-    """What is best: min:metric or max:metric, for example max:valid/accuracy."""
-    eval_every: int | None = Field(None, gt=0)
+    """Metric that defines the best checkpoint: min:metric or max:metric, for example max:valid/accuracy."""
+    eval_every: int | None = Field(default=None, gt=0)
     """Steps between evaluations. Default: one at the end of each epoch."""
 
-    max_failures: int = Field(8, ge=0)
-    """Workers that may be lost in a row without a finished step in between, before the run gives up."""
-    start_timeout_s: float = Field(60.0, gt=0)
-    """Seconds to wait for the resources of the smallest number of workers, before there ever were enough."""
-    wait_timeout_s: float = Field(1800.0, gt=0)
-    """Seconds for which too few workers wait for more, with the state in memory, before they save it and end the run."""
-    heartbeat_timeout_s: float = Field(10.0, gt=0)
-    """Seconds without a heartbeat after which a worker is taken for dead, and killed."""
-    hang_timeout_s: float = Field(25.0, gt=0)
-    """Seconds that a worker may spend in one call of the task's code, once it has finished a step, before it is killed."""
-    slow_timeout_s: float = Field(600.0, gt=0)
-    """Seconds for what may be slow: a worker's start, its first pass (compilation), reading data."""
-    collective_timeout_s: float = Field(20.0, gt=0)
-    """Seconds for which a worker waits for its peers in a step before it re-forms the group; doubled after a false alarm."""
-    stop_grace_s: float = Field(2.5, gt=0)
-    """Seconds that a stop (Ctrl-C, SIGTERM) may take to finish the step and save."""
+    max_failures: int = Field(default=8, ge=0)
+    """Consecutive worker failures, without a completed step in between, after which the run fails."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds to wait at the start for the resources of the smallest number of workers."""
+    wait_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds for which too few workers wait for new ones, with the state in memory, before they save it and stop."""
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds without a heartbeat after which a worker is considered dead and killed."""
+    hang_timeout_s: float = Field(default=25.0, gt=0)
+    """Seconds that one call of the task's code may take, after a worker's first step, before the worker is killed."""
+    slow_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for slow operations: starting a worker, its first pass (compilation), reading data."""
+    collective_timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds that a worker waits for its peers in a step before it re-forms the group; doubled after a false alarm."""
+    stop_grace_s: float = Field(default=2.5, gt=0)
+    """Seconds to finish the step and save it after Ctrl-C or SIGTERM."""
     audit: bool = False
-    """Record which rows each step trained on, for `raytrain audit`."""
+    """Record the rows that each step trained on, for `raytrain audit`."""
     digest: str = ""
-    """Record digests of weights and optimizer, for `raytrain compare`: off, checkpoints (at each checkpoint), or every:N
-    (at each Nth step). Default: checkpoints with run.exactness bitwise, otherwise off."""
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise explain(error, type(self), prefix="run.") from None
+    """When to record digests of weights and optimizer, for `raytrain compare`: off, checkpoints (with each checkpoint),
+    or every:N (every N steps). Default: checkpoints if run.exactness is bitwise, otherwise off."""
 
     @property
     def min_workers(self) -> int:
@@ -146,8 +181,17 @@ class RunConfig(BaseModel):
         return self.logical_workers or self.max_workers
 
     @property
+    def best_mode(self) -> str:
+        """ "min" or "max"."""
+        return parse_best(self.best)[0]
+
+    @property
+    def best_metric(self) -> str:
+        return parse_best(self.best)[1]
+
+    @property
     def num_threads(self) -> int:
-        """Threads of PyTorch in each worker."""
+        """PyTorch threads per worker."""
         return self.threads_per_worker or max(1, int(self.cpus_per_worker))
 
     @field_validator("name")
@@ -169,7 +213,7 @@ class RunConfig(BaseModel):
 
     @property
     def digest_every(self) -> int | None:
-        """Steps between two digests; 0 if they go with the checkpoints, None if there are to be none."""
+        """Steps between two digests; 0: with each checkpoint; None: no digests."""
         how = self.digest or ("checkpoints" if self.exactness == "bitwise" else "off")
         return {"off": None, "checkpoints": 0}[how] if ":" not in how else int(how.partition(":")[2])
 
@@ -183,8 +227,8 @@ class RunConfig(BaseModel):
     @field_validator("best")
     @classmethod
     def _best_names_a_direction(cls, best: str) -> str:
-        mode, colon, metric = best.partition(":")
-        if mode not in ("min", "max") or not colon or not metric:
+        mode, metric = parse_best(best)
+        if mode not in ("min", "max") or not metric:
             raise Invalid("is min:metric or max:metric", "for example max:valid/accuracy")
         return best
 
@@ -208,23 +252,25 @@ class RunConfig(BaseModel):
         return self
 
 
+def parse_best(best: str) -> tuple[str, str]:
+    """Mode and metric of `run.best`: "max:valid/accuracy" -> ("max", "valid/accuracy")."""
+    mode, _, metric = best.partition(":")
+    return mode, metric
+
+
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
-    """The first mistake of a pydantic error as a four-part error.
+    """The first error that pydantic found, in four parts.
 
     Args:
-        error: what pydantic found.
-        model: the model whose field names are offered for an unknown one.
-        prefix: put before the field's name, "run." for the settings of a run.
+        error: raised by pydantic.
+        model: whose field names are suggested for an unknown one.
+        prefix: before the field's name, "run." for the settings of a run.
     """
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
-    if path and path[0] == "run":
-        path, prefix, model = path[1:], "run.", RunConfig
-    where = prefix + ".".join(path[:1]) if path else prefix.rstrip(".") or model.__name__
+    where = prefix + path[0] if path else prefix.rstrip(".") or model.__name__
     value = first["input"] if path else ""
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):  # settings inside other settings have explained themselves already
-        return cause
     if isinstance(cause, Invalid):
         if cause.where:
             where, value = prefix + cause.where, cause.value
@@ -237,7 +283,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def unknown_name(name: str, known: list[str], rule: str = "") -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does; `rule` stands for a long list."""
+    """The error for an unknown name, with the nearest known one; `rule` replaces the list of known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     rule = rule or "is one of " + ", ".join(known)
     return ConfigError(name, "no such name", rule, f"did you mean {near[0]}?" if near else "see --help")

@@ -1,47 +1,42 @@
 """The settings of a sweep: how many trials, how they are chosen and stopped, and which workers they share.
 
-Validated the same way from Python and from the command line. What a trial is, is in `RunConfig`: its `workers` are those
-of one trial, its `name` and `storage` those of the sweep.
+Validated in the same way from Python and from the command line. A trial's own settings are in `RunConfig`: its `workers`
+are those of one trial, its `name` and `storage` those of the sweep.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from raytrain.config import Invalid, WorkerRange, explain
+from raytrain.config import Invalid, Settings, WorkerRange, with_fields_in_help
 
 
-class SweepConfig(BaseModel):
-    """How a sweep is run."""
+@with_fields_in_help
+class SweepConfig(Settings):
+    """How to run a sweep: number of trials, metric, scheduler, search algorithm, shared workers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    _prefix: ClassVar[str] = "sweep."
 
-    trials: int = Field(10, gt=0)
-    """Trials in all; of each point of a grid, so many."""
+    trials: int = Field(default=10, gt=0)
+    """Number of trials; with a grid, the number of trials per grid point."""
     metric: str = ""
-    """What is best: a metric such as valid/accuracy. Default: that of run.best."""
+    """Metric to compare trials by, such as valid/accuracy. Default: that of run.best."""
     mode: Literal["", "min", "max"] = ""
-    """Whether the smallest or the largest metric is best. Default: that of run.best."""
+    """Whether a smaller or a larger metric is better. Default: that of run.best."""
     scheduler: Literal["fifo", "asha", "hyperband", "median"] = "asha"
-    """Which trials go on: fifo (all), asha and hyperband (the best of each rung), median (those above the median)."""
+    """Which trials continue: fifo (all), asha and hyperband (the best of each rung), median (those above the median)."""
     search: Literal["random", "optuna"] = "random"
-    """How the values of the next trial are chosen."""
+    """How to choose the values of the next trial."""
     workers: WorkerRange | None = None
-    """Workers of all trials together: a number, or a range min:max. Default: all that the cluster has room for."""
-    concurrent: int | None = Field(None, gt=0)
-    """Most trials at a time. Default: as many as there is room for, each with its smallest number of workers."""
+    """Workers of all trials together: a number, or a range min:max. Default: as many as the cluster can hold."""
+    concurrent: int | None = Field(default=None, gt=0)
+    """Maximum number of concurrent trials. Default: as many as fit, each with its smallest number of workers."""
     policy: Literal["fair", "best"] = "fair"
-    """Who gets the workers that are left: fair: who has the fewest; best: the trials that are ranked highest."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the choice of values."""
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise explain(error, type(self), prefix="sweep.") from None
+    """Which trials get spare workers: fair: those with the fewest workers; best: those with the best metric."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the search."""
 
     @field_validator("workers")
     @classmethod

@@ -1,16 +1,17 @@
 """What a user writes: the model, the data and the loss, as hooks of one class.
 
-The worker calls the hooks, again for the same step if a peer is lost in the middle of it; so a hook must not keep a
-state of its own between calls. Fields of the class are hyperparameters: typed, validated, on the command line.
+Workers call the hooks, and call them again for the same step after a peer was lost in the middle of it; so a hook must
+not keep state between calls. Fields of the class are hyperparameters: typed, validated, and flags of the command line.
 """
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from raytrain.config import explain
+from raytrain.config import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,32 +24,24 @@ if TYPE_CHECKING:
 class Loss(NamedTuple):
     """A loss that is not one value per row, for example a sum over tokens.
 
-    The gradient of a step is that of `sum over the global batch / weight over the global batch`.
+    The gradient of a step is that of `sum / weight`, both summed over the global batch.
     """
 
     sum: torch.Tensor
-    """Scalar: the sum of the losses of this micro-batch."""
+    """Scalar: the summed loss of this micro-batch."""
     weight: torch.Tensor | float
-    """Scalar: how many things (tokens, say) were summed; must not depend on the parameters."""
+    """Scalar: the number of summed items (for example tokens); must not depend on the parameters."""
 
 
-class Task(BaseModel):
-    """Base of the user's task. `data`, `model`, `optimizer` and `loss` are required, the others optional."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise explain(error, type(self)) from None
+class Task(Settings):
+    """Base class of a user's task. `data`, `model`, `optimizer` and `loss` are required, the other hooks optional."""
 
     def data(self) -> Mapping[str, Any]:
-        """Sources by name: "train" is required, the others are evaluated on. Called once, in the driver."""
+        """Sources by name: "train" is required, all others are evaluated on. Called once, in the driver."""
         raise NotImplementedError
 
     def model(self) -> torch.nn.Module:
-        """The model, on the CPU, with its initial weights. The generators are seeded with the run's seed before."""
+        """The model on the CPU, with its initial weights. All random generators are seeded with the run's seed before."""
         raise NotImplementedError
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -56,24 +49,43 @@ class Task(BaseModel):
         raise NotImplementedError
 
     def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """A learning rate schedule over `num_steps` optimizer steps, stepped once after each; None for none."""
+        """A learning rate schedule over `num_steps` optimizer steps, stepped after each one; None for a constant rate."""
         return None
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor | Loss:
         """The loss of a micro-batch: one value per row (shape [rows]), a `Loss(sum, weight)`, or a mean (scalar).
 
-        A mean is weighted by the rows of the micro-batch.
+        A mean is weighted by the number of rows of the micro-batch.
         """
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, torch.Tensor | Loss]:
-        """Evaluation metrics of a micro-batch, each in one of the three forms that `loss` may have."""
+        """Evaluation metrics of a micro-batch by name, each in one of the three forms of `loss`."""
         return {}
 
     def transform(self, batch: Batch) -> Batch:
-        """Prepares rows on the CPU, off the training process where possible (Ray Data).
+        """Prepares rows on the CPU, outside of the training process where possible (Ray Data).
 
         Takes and returns numpy columns: {name: array of shape [rows, ...]}; must keep the number and order of rows.
-        The generators of numpy, random and torch are seeded by the place of the rows before each call.
+        The generators of numpy, random and torch are seeded by the position of the rows before each call.
         """
         return batch
+
+
+def pickle_by_value(task: object) -> None:
+    """Makes Ray's pickle send the code of a task's module along with the task, since workers may not find the file.
+
+    Installed packages are not sent, and neither is raytrain: workers have them. `__main__` is sent in any case.
+
+    Args:
+        task: a task, its class, or a function that makes one.
+    """
+    name = task.__module__ if hasattr(task, "__qualname__") else type(task).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or name == "__main__" or name.partition(".")[0] == "raytrain":
+        return
+    installed = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
+    if not any(Path(file).is_relative_to(path) for path in installed):
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(sys.modules[name])

@@ -32,9 +32,8 @@ from pathlib import Path
 from recovery import stop
 from workload import StepLine, median_of, read_steps, show_table
 
-from raytrain.cluster.chaos import drawn
-from raytrain.cluster.record import Record, open_running
-from raytrain.cluster.rehearsal import Hands, Rehearsal
+from raytrain.cluster.chaos import ChaosRunner, RunEvents, open_running, random_schedule
+from raytrain.cluster.fault_injection import FaultInjector
 from raytrain.events.curve import curve
 from raytrain.events.kinds import Event, FaultInjected, GenerationFormed, StateRestored, StepsDone, WorkerLost
 from raytrain.events.log import read
@@ -107,7 +106,7 @@ def run(every_s: float, for_s: float, seed: int) -> Outcome:
             child = subprocess.Popen(command(scratch, log_dir), stdout=out, stderr=out, env=environment())
             try:
                 record = wait_for_steps(child, run_dir, scratch)
-                Rehearsal(record, drawn(every_s, for_s, ["kill"], seed), Hands().cause, tell).run()
+                ChaosRunner(record, random_schedule(every_s, for_s, ["kill"], seed), FaultInjector().inject, tell).run()
                 wait_for_a_step(child, record, scratch)
                 ended = time.time()
             finally:
@@ -130,7 +129,7 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def wait_for_steps(child: subprocess.Popen, run_dir: RunDir, scratch: str) -> Record:
+def wait_for_steps(child: subprocess.Popen, run_dir: RunDir, scratch: str) -> RunEvents:
     """The run's record, once both workers have trained."""
     until = time.time() + START_LIMIT_S
     record = None
@@ -143,7 +142,7 @@ def wait_for_steps(child: subprocess.Popen, run_dir: RunDir, scratch: str) -> Re
     sys.exit(f"no steps of two workers; exit code {child.poll()}:\n{Path(scratch, 'out').read_text()[-3000:]}")
 
 
-def wait_for_a_step(child: subprocess.Popen, record: Record, scratch: str) -> None:
+def wait_for_a_step(child: subprocess.Popen, record: RunEvents, scratch: str) -> None:
     """Until a step is finished that was not when the churn ended, by a generation after the last kill."""
     until = time.time() + LIMIT_S
     generations, step = record.view.num_generations, record.view.step

@@ -1,6 +1,6 @@
 """What does `--run.exactness bitwise` cost in each step, and where does the time go? Measured for `exactness.py`.
 
-Without Ray: as many processes as workers take steps of the product's own stepper, in a gloo group, in all modes in turn,
+Without Ray: as many processes as workers take steps of the product's own `TrainStep`, in a gloo group, in all modes in turn,
 some steps of each and again. So all modes see the same minutes of the machine, and the same two processes. Left out is what
 is the same in all modes: reading, telemetry, checkpoints. What part of a step takes how long is measured in steps of its
 own, since that costs time, too.
@@ -24,30 +24,31 @@ from exact_models import GLOBAL_BATCH, NUM_LOGICAL, Exact
 from workload import median_of
 
 from raytrain.config import RunConfig
-from raytrain.data.batch import MicroBatch, to_tensors
-from raytrain.launch.work import schedule
-from raytrain.plan.layout import held_by
-from raytrain.rendezvous.generation import Entrant, Generation, Signals
-from raytrain.worker.exact_sum import ExactSum
+from raytrain.data.loader import MicroBatch, to_tensors
+from raytrain.launch.schedule import build_schedule
+from raytrain.plan import logical_workers_of
+from raytrain.rendezvous.state import Generation, JoinRequest, Signals
+from raytrain.worker.bitwise import ExactSum
+from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group
-from raytrain.worker.pulse import Pulse
+from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.state import build_state
-from raytrain.worker.step import Shares, Stepper
+from raytrain.worker.step import StepBatches, TrainStep
 
 DEFAULT, KERNELS, BITWISE = MODES = ("default", "deterministic kernels", "bitwise")
 BLOCK, WARM_UP = 8, 2
 """Steps of a mode until the next one has its turn; and those before them that do not count."""
 REST = "the rest"
 PARTS = {
-    (Stepper, "_forward"): "passes",
-    (Stepper, "_backward"): "passes",
-    (Stepper, "_passes"): "seeds and small sums",
+    (TrainStep, "_forward"): "passes",
+    (TrainStep, "_backward"): "passes",
+    (TrainStep, "_run_passes"): "seeds and small sums",
     (ExactSum, "begin"): "quantising",
     (ExactSum, "collect"): "quantising",
     (ExactSum, "reduce"): "reducing",
-    (ExactSum, "_give"): "back to floats",
-    (Stepper, "_commit"): "optimizer",
-    (Stepper, "run"): REST,
+    (ExactSum, "_set_gradients"): "back to floats",
+    (TrainStep, "_commit"): "optimizer",
+    (TrainStep, "run"): REST,
 }
 """Methods of the product by the part of a step that they are; what a method calls of the others is not counted to it."""
 
@@ -96,7 +97,7 @@ def _work(rank: int, num_workers: int, store: str, kind: str, num_turns: int, re
     """One worker; the first one sends (milliseconds of each step by mode and turn, milliseconds of parts by mode)."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
-    members = tuple(Entrant(f"w{number}", 0, ("", 0)) for number in range(num_workers))
+    members = tuple(JoinRequest(f"w{number}", 0, ("", 0)) for number in range(num_workers))
     group = Group(Generation(1, members, "start"), rank, torch.device("cpu"))
     runners = {mode: Runner(kind, mode, group) for mode in MODES}
     times, parts = defaultdict(list), defaultdict(list)
@@ -136,13 +137,14 @@ class Runner:
         config = RunConfig(
             exactness="bitwise" if mode == BITWISE else "default", logical_workers=NUM_LOGICAL, global_batch=GLOBAL_BATCH
         )
-        work = schedule(task, config)
-        state = build_state(task, config, 10**6, group.device)
+        planned = build_schedule(task, config)
+        spec = RunSpec(task, config, planned.sources, planned.plans, planned.num_steps, {}, "cpu")
+        state = build_state(spec, group.device)
         state.step = 0
-        self._stepper = Stepper(task, config, state, group, Pulse(Nowhere(), "", every_s=3600))
-        held = held_by(group.rank, group.size, NUM_LOGICAL)
-        epoch = [{logical: [_micro(work, step, logical)] for logical in held} for step in range(work.num_steps)]
-        self._shares: Iterator[Shares] = itertools.cycle(epoch)
+        self._train_step = TrainStep(spec, state, group, HeartbeatSender(NoRendezvous(), "", every_s=3600))
+        assigned = logical_workers_of(group.rank, group.size, NUM_LOGICAL)
+        epoch = [{logical: [_micro(spec, step, logical)] for logical in assigned} for step in range(spec.num_steps)]
+        self._batches: Iterator[StepBatches] = itertools.cycle(epoch)
 
     def block(self) -> list[float]:
         """Milliseconds of each step that counts."""
@@ -161,19 +163,19 @@ class Runner:
 
     def _step(self) -> float:
         started = time.perf_counter()
-        self._stepper.run(next(self._shares), GLOBAL_BATCH, Signals())
+        self._train_step.run(next(self._batches), GLOBAL_BATCH, Signals())
         return 1000 * (time.perf_counter() - started)
 
 
-def _micro(work, step: int, logical: int) -> MicroBatch:
-    rows = work.train.rows(step, logical)
-    return MicroBatch(to_tensors(work.sources["train"].take(rows)), rows)
+def _micro(spec: RunSpec, step: int, logical: int) -> MicroBatch:
+    rows = spec.plan.row_ids(step, logical)
+    return MicroBatch(to_tensors(spec.sources["train"].take(rows)), rows)
 
 
-class Nowhere:
-    """Stands in for the rendezvous: nobody listens to heartbeats."""
+class NoRendezvous:
+    """Stands in for the rendezvous: ignores heartbeats."""
 
-    def beat(self, beat: object) -> bool:
+    def heartbeat(self, heartbeat: object) -> bool:
         return False
 
 

@@ -28,7 +28,7 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.events.curve import curve
 from raytrain.events.kinds import Event, GenerationFormed, StateRestored, StepsDone, WorkerLost
 from raytrain.events.log import read
-from raytrain.launch.watch import Nobody, Viewer
+from raytrain.launch.monitor import NullViewer, Viewer
 from raytrain.report.outcome import digests
 
 MOST_NODES = 4
@@ -67,7 +67,7 @@ class Told:
     """Median; with the sleeps, where there are any."""
 
 
-class Story(Nobody):
+class Story(NullViewer):
     """Does to a run what belongs to its three stages.
 
     Args:
@@ -189,7 +189,7 @@ class Runs:
 
     def fixed(self, kind: str, mode: str, num_workers: int) -> Told:
         self._fill()
-        return self._run(kind, mode, (num_workers, num_workers), Nobody())
+        return self._run(kind, mode, (num_workers, num_workers), NullViewer())
 
     def _fill(self) -> None:
         while self._num_nodes < MOST_NODES:

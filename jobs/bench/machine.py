@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from raytrain.cluster.draining import drain
+from raytrain.cluster.fault_injection import drain
 
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 1000,

@@ -17,8 +17,7 @@ import workload
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from raytrain.plan.layout import held_by
-from raytrain.plan.order import Plan
+from raytrain.plan import Plan, logical_workers_of
 from raytrain.worker.hooks import seed_everything
 
 
@@ -43,14 +42,14 @@ def train(log_dir: str, num_steps: int, num_logical: int) -> torch.Tensor:
     """The mean loss of this rank's rows in each step, shape [num_steps]; all ranks have equally many rows."""
     columns = {name: torch.from_numpy(values) for name, values in workload.make_columns().items()}
     plan = Plan(workload.ROWS, None, workload.GLOBAL_BATCH, num_logical)
-    held = held_by(dist.get_rank(), dist.get_world_size(), num_logical)
+    held = logical_workers_of(dist.get_rank(), dist.get_world_size(), num_logical)
     seed_everything(0)
     model = DistributedDataParallel(workload.build_model())
     optimizer = workload.build_optimizer(model)
     clock = workload.build_clock(optimizer, log_dir)
     losses = []
     for step in range(num_steps):
-        rows = torch.from_numpy(np.concatenate([plan.rows(step, logical) for logical in held]))
+        rows = torch.from_numpy(np.concatenate([plan.row_ids(step, logical) for logical in held]))
         loss = F.cross_entropy(model(columns["features"][rows]), columns["label"][rows])
         optimizer.zero_grad()
         loss.backward()

@@ -25,21 +25,20 @@ def train(config):
     from ray.train.torch import prepare_model
     from torch.nn import functional as F
 
-    from raytrain.plan.layout import held_by
-    from raytrain.plan.order import Plan
+    from raytrain.plan import Plan, logical_workers_of
     from raytrain.worker.hooks import seed_everything
 
     torch.set_num_threads(1)
     seed_everything(0)
     train, valid = ({name: torch.from_numpy(v) for name, v in some.items()} for some in workload.make_trial_columns())
     context = ray.train.get_context()
-    held = held_by(context.get_world_rank(), context.get_world_size(), workload.TRIAL_LOGICAL)
+    held = logical_workers_of(context.get_world_rank(), context.get_world_size(), workload.TRIAL_LOGICAL)
     plan = Plan(len(train["label"]), None, workload.TRIAL_BATCH, workload.TRIAL_LOGICAL)
     model = prepare_model(workload.build_trial_model())
     optimizer = workload.build_optimizer(model, config["lr"])
     clock = workload.build_clock(optimizer, config["log_dir"])
     for step in range(workload.TRIAL_EPOCHS * plan.steps_per_epoch):
-        rows = torch.from_numpy(np.concatenate([plan.rows(step, logical) for logical in held]))
+        rows = torch.from_numpy(np.concatenate([plan.row_ids(step, logical) for logical in held]))
         workload.wait_for_device(len(rows))
         loss = F.cross_entropy(model(train["features"][rows]), train["label"][rows])
         optimizer.zero_grad()

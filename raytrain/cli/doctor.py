@@ -11,105 +11,96 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import CliToggleFlag
+import click
+from pydantic import NonNegativeFloat, PositiveFloat
 
+from raytrain.cli.flags import Command, number, option
 from raytrain.errors import ConfigError, ResourceError
 from raytrain.units import parse_range
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raytrain.cluster.doctor.facts import Row
-
 REACH_S = 5.0
+LIMIT = "Timeout of an all-reduce over all nodes; a node that does not answer within twice that time is skipped."
 
 
-class Doctor(BaseModel):
-    """Check the cluster, or this machine, before a run: nodes, packages, GPUs, storage, network, disks, limits.
+@click.command(cls=Command)
+@option("--address", metavar="HOST:PORT", help="Head of the cluster, or auto for this machine's.  [default: RAY_ADDRESS]")
+@option("--storage", metavar="PATH", default="./runs", help="As --run.storage.")
+@option("--workers", metavar="MIN:MAX", help="As --run.workers: checks for CPUs for the smallest number.")
+@option("--cpus-per-worker", type=number(PositiveFloat), metavar="X", default=1.0, help="As --run.cpus-per-worker.")
+@option(
+    "--min-disk", "min_disk_gib", type=number(NonNegativeFloat), metavar="GIB", default=1.0, help="Least free disk space."
+)
+@option("--limit", "limit_s", type=number(PositiveFloat), metavar="SECONDS", default=15.0, help=LIMIT)
+@option("--json", "as_json", is_flag=True, help="Write the rows as JSON.")
+def doctor(
+    address: str | None,
+    storage: str,
+    workers: str | None,
+    cpus_per_worker: float,
+    min_disk_gib: float,
+    limit_s: float,
+    as_json: bool,
+) -> int:
+    """Check a cluster, or this machine, before a run.
 
-    Each line is green, or red and says what to do, or has nothing to check (-). Nodes are visited by actors without
-    CPUs, so a busy cluster can be examined. The storage is written and read, and torch sums over all nodes, for a moment.
+    Checks nodes, packages, GPUs, storage, network, disks and limits. Each line is green, or red with the fix, or - if there
+    is nothing to check. Actors without CPUs visit the nodes, so a busy cluster can be checked. The storage is written and
+    read, and torch sums over all nodes, for a moment.
 
-    Without an address a Ray of its own is started on this machine. A cluster is examined from one of its nodes:
+    Without an address it starts a Ray of its own on this machine. Check a cluster from one of its nodes:
+
+    \b
       ray job submit --address http://HEAD:8265 -- raytrain doctor --storage s3://bucket/runs
       ray exec cluster.yaml 'raytrain doctor --address auto --storage s3://bucket/runs'
 
     Exit code: 0 all green, 1 some red, 2 wrong use.
     """
+    from rich.console import Console
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    from raytrain.cluster.doctor.table import is_green, render, to_json
 
-    address: str | None = None
-    """HOST:PORT of the cluster's head, or auto for the cluster of this machine, if RAY_ADDRESS does not say it."""
-    storage: str = "./runs"
-    """Where runs are to be kept, a path or a URI; as --run.storage."""
-    workers: str | None = None
-    """Workers of a run, as --run.workers: are there CPUs for the smallest number of them?"""
-    cpus_per_worker: float = Field(1.0, alias="cpus-per-worker", gt=0)
-    """As --run.cpus-per-worker."""
-    min_disk_gib: float = Field(1.0, alias="min-disk", ge=0)
-    """GiB that are to be free on disks."""
-    limit_s: float = Field(15.0, alias="limit", gt=0)
-    """Seconds for a sum over all nodes; who does not answer within twice as many is given up."""
-    as_json: CliToggleFlag[bool] = Field(False, alias="json")
-    """Write the rows as JSON."""
+    console, began = Console(file=sys.stdout, highlight=False), time.monotonic()
+    num_workers = _smallest(workers) if workers else 0
+    if found := address or os.environ.get("RAY_ADDRESS"):
+        check_address(found, "--address" if address else "RAY_ADDRESS")
+        os.environ["RAY_ADDRESS"] = found
+    with _progress(console, shown=not as_json) as progress, contextlib.ExitStack() as opened:
+        progress("connecting to Ray")
+        _connect(opened)
+        from raytrain.cluster.doctor.examine import DoctorConfig, examine
+        from raytrain.elastic.environment import forwarded
+        from raytrain.launch.storage import absolute
 
-    def cli_cmd(self) -> None:
-        """Examines, and writes what was found to stdout.
-
-        Raises:
-            SystemExit: with code 1, where something is red.
-            FourPartError: there is no such cluster, or a flag is wrong.
-        """
-        from rich.console import Console
-
-        from raytrain.cluster.doctor.table import is_green, render, to_json
-
-        console, began = Console(file=sys.stdout, highlight=False), time.monotonic()
-        workers = _least(self.workers)
-        if address := self.address or os.environ.get("RAY_ADDRESS"):
-            check_address(address, "--address" if self.address else "RAY_ADDRESS")
-            os.environ["RAY_ADDRESS"] = address
-        with _progress(console, shown=not self.as_json) as say:
-            rows = self._examine(workers, say)
-        seconds = time.monotonic() - began
-        if self.as_json:
-            sys.stdout.write(json.dumps(to_json(rows, seconds), indent=1) + "\n")
-        else:
-            console.print(render(rows, seconds, console.width, console.encoding.startswith("utf")), soft_wrap=True)
-        if not is_green(rows):
-            raise SystemExit(1)
-
-    def _examine(self, workers: int, say: Callable[[str], None]) -> list[Row]:
-        say("connecting to Ray")
-        with contextlib.ExitStack() as opened:
-            _connect(opened)
-            from raytrain.cluster.doctor.examine import Order, examine
-            from raytrain.elastic.variables import forwarded
-            from raytrain.launch.storage import absolute
-
-            order = Order(
-                storage=absolute(self.storage),
-                workers=workers,
-                cpus_per_worker=self.cpus_per_worker,
-                least_disk_bytes=self.min_disk_gib * 2**30,
-                limit_s=self.limit_s,
-                variables=forwarded(os.environ),
-                say=say,
-            )
-            return examine(order)
+        order = DoctorConfig(
+            storage=absolute(storage),
+            workers=num_workers,
+            cpus_per_worker=cpus_per_worker,
+            min_disk_bytes=min_disk_gib * 2**30,
+            timeout_s=limit_s,
+            variables=forwarded(os.environ),
+            on_progress=progress,
+        )
+        rows = examine(order)
+    seconds = time.monotonic() - began
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(rows, seconds), indent=1) + "\n")
+    else:
+        console.print(render(rows, seconds, console.width, console.encoding.startswith("utf")), soft_wrap=True)
+    return 0 if is_green(rows) else 1
 
 
 def check_address(address: str, where: str) -> None:
-    """Finds out at once what ray.init would say after a minute, or not clearly.
+    """Reports at once what ray.init reports after a minute, or not clearly.
 
     Args:
-        where: it was given.
+        where: the flag or variable with the address.
 
     Raises:
-        ConfigError: it is an address of another kind.
-        ResourceError: nobody listens there.
+        ConfigError: the address is of another kind.
+        ResourceError: no process listens there.
     """
     if "://" in address:
         fix = f"run it there: ray job submit --address {address} -- raytrain doctor"
@@ -132,28 +123,28 @@ def _connect(opened: contextlib.ExitStack) -> None:
     try:
         opened.enter_context(connected())
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where, fix = os.environ.get("RAY_ADDRESS") or "this machine", "mend what is named above"
+        where, fix = os.environ.get("RAY_ADDRESS") or "this machine", "correct the cause above"
         raise ResourceError("Ray", f"{where}: {error}", "can be connected to from here", fix) from error
 
 
-def _least(workers: str | None) -> int:
-    """The smallest number of workers, or 0 if none is given.
+def _smallest(workers: str) -> int:
+    """The smallest number of workers.
 
     Raises:
-        ConfigError: it is no range.
+        ConfigError: the text is not a range.
     """
     try:
-        least = parse_range(workers)[0] if workers else 0
+        smallest = parse_range(workers)[0]
     except ValueError:
-        least = -1
-    if least < 0:
-        raise ConfigError("--workers", str(workers), "is a number, or a range min:max", "write it like: 4 or 4:64")
-    return least
+        smallest = -1
+    if smallest < 0:
+        raise ConfigError("--workers", workers, "is a number, or a range min:max", "write it like: 4 or 4:64")
+    return smallest
 
 
 @contextlib.contextmanager
 def _progress(console: Console, shown: bool) -> Iterator[Callable[[str], None]]:
-    """What tells a person at a terminal what happens now."""
+    """A function that shows a terminal what happens now."""
     if not shown or not console.is_terminal:
         yield lambda text: None
         return

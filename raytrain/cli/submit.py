@@ -1,186 +1,164 @@
-"""`raytrain submit`: a job script on a cluster, with what it needs from here, its log, and a second try on a new cluster."""
+"""`raytrain submit`: a job script on a cluster, with its files and variables, its log, and a retry on a new cluster."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import sys
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import CliPositionalArg, CliSuppress
+import click
+from pydantic import NonNegativeInt, PositiveFloat
 
+from raytrain.cli.flags import Argument, Command, flags_of, number, option, say
 from raytrain.config import unknown_name
 from raytrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from raytrain.cluster.submit.jobs import Job, Jobs
 
+ADDRESS = "Of the cluster's dashboard.  [default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, a Ray on this machine]"
+ENV = "Variable for the job; NAME alone takes the value of this shell, which keeps it off the screen. Repeatable."
+RETRIES = "With --follow: how often to submit the job again after its cluster was lost and another one answers."
+RECONNECT = "With --follow: how long to wait for a cluster that does not answer."
+SCRIPT = "The job, a Python file in the working directory; then its own flags."
 
-class Submit(BaseModel):
-    """Run a job script on a cluster, as `ray job submit` does, and say what is uploaded and how the job ended.
 
+class SubmitCommand(Command):
+    """Passes unknown flags, and everything after `--`, to the job."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # -h is no help option of click, which would find it in a flag of the job such as -path, too
+        context = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+        super().__init__(*args, **{"context_settings": context, **settings})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, ["--help" if word == "-h" else word for word in args[:end]] + args[end:])
+
+
+@click.command(cls=SubmitCommand)
+@click.argument("words", cls=Argument, nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [FLAGS OF THE JOB]]", line=SCRIPT)
+@option("--address", metavar="http://HOST:8265", help=ADDRESS)
+@option("--working-dir", metavar="PATH", default=".", help="Directory to upload, in which the job runs.")
+@option("--include", metavar="PATH", multiple=True, help="Folder to upload although it is left out by default. Repeatable.")
+@option("--exclude", metavar="PATTERN", multiple=True, help="Files to leave out, as in .gitignore. Repeatable.")
+@option("--env", metavar="NAME[=VALUE]", multiple=True, help=ENV)
+@option("--name", help="Submission id.  [default: the script's name with a random number]")
+@option("--follow/--no-follow", show_default=False, help="Show the job's log until it ends, also across lost connections.")
+@option("--retries", type=number(NonNegativeInt), metavar="N", default=0, help=RETRIES)
+@option("--reconnect", "reconnect_s", type=number(PositiveFloat), metavar="SECONDS", default=600.0, help=RECONNECT)
+@option("--attach", metavar="ID", help="Instead of a script: submission id of an earlier job, to follow it.")
+def submit(
+    words: tuple[str, ...],
+    address: str | None,
+    follow: bool,
+    retries: int,
+    reconnect_s: float,
+    attach: str | None,
+    name: str | None,
+    **files: Any,
+) -> int:
+    """Run a job script on a cluster.
+
+    As `ray job submit`, but says what is uploaded, passes variables on, and says how the job ended:
+
+    \b
       raytrain submit jobs/digits.py --address http://HOST:8265 --follow --run.workers 4:64 --lr 0.2
 
-    Flags below are read here; all others after the script, and everything after `--`, are the job's. It runs in a copy of
-    the working directory, without what .gitignore and .rayignore name, version control, virtual environments, caches, and
-    the folders runs and data. What it names that is left out is told. Storage and data belong where all nodes reach them.
+    Reads the flags below; all other flags after the script, and everything after `--`, are the job's. The job runs in a copy
+    of the working directory, without the files that .gitignore and .rayignore name, version control, virtual environments,
+    caches, and the folders runs and data. A warning names left-out files that the script mentions. Storage and data belong
+    where all nodes can reach them.
 
     The job gets the variables NCCL_*, GLOO_*, TORCH_*, OMP_* and the like of this shell, those of --run.forward-env and
     --env. Their values are never shown here, but Ray keeps them: whoever sees the cluster's jobs or logs can see them.
 
-    Where the cluster asks for a token: RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token.
+    For a cluster that requires a token, set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token.
 
     Exit code: 0 submitted, 2 wrong use; with --follow that of the job: 0 succeeded, the driver's own if it failed (1 if it
-    is not known, or the cluster was lost), 143 stopped by somebody, as if by SIGTERM. Ctrl-C leaves the job alone: 130.
+    is not known, or the cluster was lost), 143 stopped by somebody, as if by SIGTERM. Ctrl-C leaves the job running: 130.
     """
+    _check(words, attach, name, retries, follow)
+    job = None if attach else _job(words[0], words[1:], name, **files)
+    if address:
+        os.environ["RAY_API_SERVER_ADDRESS"] = address  # which Ray's client prefers to the flag
+    from raytrain.cluster.submit.jobs import connect
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    script: CliPositionalArg[str] = ""
-    """The job, a Python file in the working directory; then its own flags."""
-    address: str | None = None
-    """Of the cluster's dashboard, http://HOST:8265. Default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, a Ray on this machine."""
-    working_dir: str = Field(".", alias="working-dir")
-    """Directory that is uploaded, and in which the job runs."""
-    include: list[str] = []
-    """Folder to upload although it would be left out here (data, runs, a virtual environment); may be repeated."""
-    exclude: list[str] = []
-    """Pattern as in .gitignore for what is left out besides; may be repeated."""
-    env: list[str] = []
-    """NAME=VALUE for the job; NAME alone takes the value of this shell, so that it is not on the screen. Repeatable."""
-    name: str = ""
-    """Submission id. Default: the script's name with a random number."""
-    follow: bool = False
-    """Show the job's log until it ends, also through lost connections."""
-    retries: int = Field(0, ge=0)
-    """With --follow: how many times the job is submitted again after its cluster was lost and another one answers."""
-    reconnect_s: float = Field(600.0, alias="reconnect", gt=0)
-    """With --follow: seconds for which a cluster that does not answer is waited for."""
-    attach: str = ""
-    """Instead of a script: submission id of a job that was submitted before, to follow it."""
-    arguments: CliSuppress[list[str]] = []
-    """Of the job."""
-
-    def cli_cmd(self) -> None:
-        """Submits, follows, or both.
-
-        Raises:
-            SystemExit: with the exit code, unless it is 0.
-            FourPartError: something cannot be submitted as asked.
-        """
-        self._check()
-        job = None if self.attach else self._job()
-        if self.address:
-            os.environ["RAY_API_SERVER_ADDRESS"] = self.address  # which comes before the flag in Ray's client
-        from raytrain.cluster.submit.jobs import UnknownJobError, connect
-
-        address = self.address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
-        jobs = connect(address)
-        if job is not None:
-            jobs.submit(job)
-            _say(f"submitted {job.name}\n{_next_steps(job.name, address, self.follow)}")
-        else:
-            try:
-                jobs.state(self.attach)
-            except UnknownJobError as error:
-                rule = "is the submission id of a job that the cluster knows"
-                raise ConfigError("--attach", f"{self.attach}: {error}", rule, "ray job list shows those") from None
-        if self.follow or self.attach:
-            sys.exit(self._followed(jobs, job, address))
-
-    def _check(self) -> None:
-        if bool(self.script) == bool(self.attach):
-            value = "both" if self.script else "neither"
-            raise ConfigError("SCRIPT, --attach", value, "one of them is given", "see raytrain submit --help")
-        if self.retries and not self.follow:
-            raise ConfigError("--retries", self.retries, "only a job that is followed is submitted again", "add --follow")
-        if not re.fullmatch(r"[\w.-]*", self.name, re.ASCII):
-            raise ConfigError("--name", self.name, "is letters, digits, '-', '_' and '.'", "choose a name like digits-1")
-
-    def _job(self) -> Job:
-        """What is submitted; says what is uploaded."""
-        from raytrain.cluster.submit.given import variables
-        from raytrain.cluster.submit.jobs import Job
-        from raytrain.cluster.submit.mentions import left_behind
-        from raytrain.cluster.submit.upload import check_size, script_below, survey
-
-        root = Path(self.working_dir).expanduser().absolute()
-        honours_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-        upload = survey(root, self.exclude, self.include, honours_gitignore)
-        script = script_below(upload, self.script)
-        given = variables(os.environ, self.env, self.arguments, str(Path.cwd()))
-        for line in (*upload.summary(), *(f"warning: {text}" for text in left_behind(upload, script, self.arguments))):
-            _say(line)
-        _say(f"variables: {', '.join(sorted(given))}")
-        check_size(upload)
-        runtime_env = {"working_dir": str(root), "excludes": upload.excludes, "env_vars": given}
-        name = self.name or f"{Path(script).stem}-{uuid.uuid4().hex[:8]}"
-        return Job(name, shlex.join(["python", script, *self.arguments]), runtime_env)
-
-    def _followed(self, jobs: Jobs, job: Job | None, address: str | None) -> int:
-        from raytrain.cluster.submit.campaign import Campaign
-
-        campaign = Campaign(jobs, self.attach if job is None else job.name, job, self.retries, self.reconnect_s, _say, _say)
-        try:
-            return campaign.run()
-        except KeyboardInterrupt:
-            _say(f"\n{campaign.name} goes on\n{_next_steps(campaign.name, address)}")
-            return 130
+    address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+    jobs = connect(address)
+    if job is not None:
+        jobs.submit(job)
+        say(f"submitted {job.name}\n{_next_steps(job.name, address, follow)}")
+    elif attach:
+        _check_known(jobs, attach)
+    followed = attach if job is None else job.name if follow else None
+    return _follow(jobs, job, followed, retries, reconnect_s, address) if followed else 0
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Divides what follows `raytrain submit`: words for the parser, and values that are taken as they are.
-
-    The latter are the job's arguments and the flags that may be repeated, whose values may have commas in them.
-
-    Raises:
-        ConfigError: a flag before the script is not one of ours, or the value of one that may be repeated is missing.
-    """
-    repeated, single, switches = _flags()
-    words: list[str] = []
-    values: dict[str, Any] = {"arguments": [], **{name: [] for name in repeated.values()}}
-    rest, has_script = list(argv), False
-    while rest and rest[0] != "--":
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in repeated:
-            values[repeated[flag]].append(value if equals else _value_after(flag, rest))
-        elif flag in single:
-            words += [word, *rest[: not equals]]
-            del rest[: not equals]
-        elif word in switches:
-            words.append(word)
-        elif has_script:
-            values["arguments"].append(word)
-        elif word.startswith("-"):
-            rule = "is one of the flags of submit; those of the job come after its script"
-            raise unknown_name(word, [*repeated, *single, *switches], rule)
-        else:
-            words.append(word)
-            has_script = True
-    values["arguments"] += rest[1:]
-    return words, values
+def _check(words: tuple[str, ...], attach: str | None, name: str | None, retries: int, follow: bool) -> None:
+    if words and words[0].startswith("-"):
+        rule = "is one of the flags of submit; those of the job come after its script"
+        raise unknown_name(words[0].partition("=")[0], flags_of(submit), rule)
+    if bool(words) == bool(attach):
+        value = "both" if words else "neither"
+        raise ConfigError("SCRIPT, --attach", value, "one of them is given", "see raytrain submit --help")
+    if retries and not follow:
+        raise ConfigError("--retries", retries, "only a job that is followed is submitted again", "add --follow")
+    if not re.fullmatch(r"[\w.-]*", name or "", re.ASCII):
+        raise ConfigError("--name", name, "is letters, digits, '-', '_' and '.'", "choose a name like digits-1")
 
 
-def _value_after(flag: str, rest: list[str]) -> str:
-    if not rest or rest[0] == "--":
-        raise ConfigError(flag, "no value", "is followed by one", "see raytrain submit --help")
-    return rest.pop(0)
+def _job(
+    script: str,
+    arguments: tuple[str, ...],
+    name: str | None,
+    *,
+    working_dir: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    env: tuple[str, ...],
+) -> Job:
+    """The job to submit; says what is uploaded."""
+    from raytrain.cluster.submit.jobs import Job, forwarded_env
+    from raytrain.cluster.submit.upload import check_size, list_upload, script_below
+
+    root = Path(working_dir).expanduser().absolute()
+    honours_gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    upload = list_upload(root, exclude, include, honours_gitignore)
+    script = script_below(upload, script)
+    given = forwarded_env(os.environ, env, arguments, str(Path.cwd()))
+    for line in upload.summary():
+        say(line)
+    say(f"variables: {', '.join(sorted(given))}")
+    check_size(upload)
+    runtime_env = {"working_dir": str(root), "excludes": upload.excludes, "env_vars": given}
+    return Job(
+        name or f"{Path(script).stem}-{uuid.uuid4().hex[:8]}", shlex.join(["python", script, *arguments]), runtime_env
+    )
 
 
-def _flags() -> tuple[dict[str, str], set[str], set[str]]:
-    """Flags that may be repeated, with their fields; others that take a value; and those that do not."""
-    hidden = ("script", "arguments")
-    fields = {f"--{field.alias or name}": name for name, field in Submit.model_fields.items() if name not in hidden}
-    kinds = {flag: Submit.model_fields[name].annotation for flag, name in fields.items()}
-    repeated = {flag: name for flag, name in fields.items() if kinds[flag] == list[str]}
-    single = {flag for flag in fields if flag not in repeated and kinds[flag] is not bool}
-    return repeated, single, {"--follow", "--no-follow", "-h", "--help"}
+def _check_known(jobs: Jobs, name: str) -> None:
+    from raytrain.cluster.submit.jobs import UnknownJobError
+
+    try:
+        jobs.state(name)
+    except UnknownJobError as error:
+        rule = "is the submission id of a job that the cluster knows"
+        raise ConfigError("--attach", f"{name}: {error}", rule, "ray job list shows those") from None
+
+
+def _follow(jobs: Jobs, job: Job | None, name: str, retries: int, reconnect_s: float, address: str | None) -> int:
+    from raytrain.cluster.submit.follow import JobRunner
+
+    campaign = JobRunner(jobs, name, job, retries, reconnect_s, say, say)
+    try:
+        return campaign.run()
+    except KeyboardInterrupt:
+        say(f"\n{campaign.name} keeps running\n{_next_steps(campaign.name, address)}")
+        return 130
 
 
 def _next_steps(name: str, address: str | None, is_followed: bool = False) -> str:
@@ -192,8 +170,3 @@ def _next_steps(name: str, address: str | None, is_followed: bool = False) -> st
 def without_password(address: str) -> str:
     """An address that may be shown: 'http://me:secret@host:8265' -> 'http://me:***@host:8265'."""
     return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", address)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,15 +15,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raytrain.console.live import sparkline
-from raytrain.console.sweep_words import counts, format_counts, short_value
+from raytrain.console.messages import count_states, format_counts, short_value
+from raytrain.events.messages import format_number
 from raytrain.events.sweep import FAILED, PAUSED, PENDING, RUNNING, STOPPED, SweepView, TrialView
-from raytrain.events.words import format_number
 
 GAP = 2
 MAX_NAME, MAX_VALUE = 24, 14
 NUMBER = 9  # as wide as '1.235e-05'
 LEAST_TREND, MOST_TREND = 6, 24
+BLOCKS = "▁▂▃▄▅▆▇█"
 COLORS = {RUNNING: "green", FAILED: "red", PAUSED: "yellow", PENDING: "dim", STOPPED: "yellow"}
 
 
@@ -87,6 +88,19 @@ def trial_table(view: SweepView, width: int, max_rows: int) -> RenderableType:
     return Group(table, *(_remark(line, width) for line in lines if line))
 
 
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as at most `width` blocks, each the mean of its share; those that are not finite leave a gap."""
+    count = max(0, min(len(values), width))
+    ends = [i * len(values) // count for i in range(count + 1)] if count else []
+    means = [sum(values[i:j]) / (j - i) for i, j in itertools.pairwise(ends)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((mean - low) * scale)] if math.isfinite(mean) else " " for mean in means)
+
+
 def _remark(line: str, width: int) -> Text:
     text = Text(line, style="dim", no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
@@ -111,7 +125,7 @@ def _rank(trial: TrialView, mode: str) -> tuple[bool, float]:
 
 def _left_out(view: SweepView, trials: Sequence[TrialView]) -> str:
     """'and 17 more: 5 pending, 12 stopped'; empty if there are none."""
-    found = counts(view, without={trial.name for trial in trials})
+    found = count_states(view, without={trial.name for trial in trials})
     return f"and {sum(found.values())} more: {format_counts(found)}" if found else ""
 
 

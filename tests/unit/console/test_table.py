@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from raytrain.console.sweep_table import Column, chosen, fitting, trial_table
+from raytrain.console.table import BLOCKS, Column, chosen, fitting, sparkline, trial_table
 from raytrain.events.sweep import SweepView, TrialView
 
 
@@ -106,3 +107,11 @@ def test_a_value_that_only_some_trials_have_leaves_a_dash_in_the_others() -> Non
 def test_a_trial_of_unknown_length_shows_its_step_alone() -> None:
     lines = table_of(sweep(TrialView(name="trial-0000", step=12), TrialView(name="trial-0001", step=12, num_steps=460)))
     assert [line.split()[3] for line in lines[1:]] == ["12", "12/460"]
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest_block() -> None:
+    assert sparkline(range(8), 80) == BLOCKS
+    assert sparkline(range(800), 8) == BLOCKS
+    assert sparkline([1.0, math.nan, 3.0, math.inf], 10) == "▁ █ "
+    assert sparkline([2.0, 2.0], 10) == "▁▁"
+    assert sparkline([], 10) == sparkline([1.0], 0) == sparkline([math.nan], 5) == ""
