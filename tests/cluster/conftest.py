@@ -1,4 +1,4 @@
-"""What cluster tests share: one small Ray for a module."""
+"""What cluster tests share: one Ray, which nothing of ours may outlive a test in."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ import pytest
 import ray
 
 from tests.cluster import namespaces
+from tests.cluster.nodes import Nodes, SharedRay
+from tests.cluster.script import Stage
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[SharedRay]:
+    one = SharedRay()
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="module")
-def small_ray() -> Iterator[None]:
-    """Two CPUs, for the whole module; runs inside use it, since it is there."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+def small_ray(shared: SharedRay) -> str:
+    """Two CPUs; runs inside use it, since it is there. Its address."""
+    return shared.small()
+
+
+@pytest.fixture
+def nodes(shared: SharedRay) -> Iterator[Nodes]:
+    """No nodes yet; those of the test are gone after it."""
+    yield Nodes(shared.head())
+    shared.head()
 
 
 @pytest.fixture
@@ -27,6 +41,11 @@ def gate(tmp_path: Path) -> Path:
     path = tmp_path / "gate"
     path.touch()
     return path
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "stage")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,23 +58,33 @@ def played_in_namespaces(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What the scripts have told is looked at last: they have been played by then."""
-    items.sort(key=lambda item: item.path.name == "test_namespaces.py")
+    """A Ray of a test's own comes first, then the small one, then the cluster; what the scripts have told is last."""
+
+    def order(item: pytest.Item) -> tuple[bool, bool, bool]:
+        names = getattr(item, "fixturenames", ())
+        return item.path.name == "test_namespaces.py", "shared" in names, "small_ray" not in names
+
+    items.sort(key=order)
 
 
-OURS = ("RayTrainWorker", "RendezvousActor", "AttemptRendezvous", "EventSink", "Broker", "ImplicitFunc")
+OURS = ("RayTrainWorker", "RendezvousActor", "AttemptRendezvous", "EventWriter", "Broker", "ImplicitFunc")
 
 
 @pytest.fixture(autouse=True)
 def nothing_of_ours_is_left() -> Iterator[None]:
     """After each test nothing of ours is alive or reserved in the Ray that the test leaves behind, if it leaves one."""
     yield
-    if not ray.is_initialized():
-        return
-    until = time.monotonic() + 15  # Ray takes a while to notice the end of a process
-    while (left := what_is_left()) and time.monotonic() < until:
+    assert left_after(15) == []
+
+
+def left_after(limit_s: float) -> list[str]:
+    """What is left once nothing is, or some seconds are over: Ray takes a while to notice the end of a process."""
+    until = time.monotonic() + limit_s
+    while ray.is_initialized() and (left := what_is_left()):
+        if time.monotonic() > until:
+            return left
         time.sleep(0.1)
-    assert left == []
+    return []
 
 
 def what_is_left() -> list[str]:

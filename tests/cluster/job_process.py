@@ -10,45 +10,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from raytrain.events.kinds import Event
 from raytrain.events.log import read
 from raytrain.rundir import RunDir
 
-JOB = '''
-import os, sys, time, warnings
-import raytrain, torch
-
-CALLS = [0]  # of loss in this process; the first one is the warm-up pass
-
-class Line(raytrain.Task):
-    """Fits a line through a few points."""
-    fails: int = -1
-
-    def data(self):
-        x = torch.arange(32.0).reshape(16, 2) / 32
-        return {"train": raytrain.arrays(x=x), "valid": raytrain.arrays(x=x[:4])}
-
-    def model(self):
-        print("threads", torch.get_num_threads(), os.environ.get("NCCL_DEBUG"), os.environ.get("TOKEN"))
-        return torch.nn.Linear(2, 1)
-
-    def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def loss(self, model, batch):
-        if CALLS[0] and torch.is_grad_enabled():
-            time.sleep(float(os.environ.get("STEP_S", "0")))
-        if CALLS[0] == self.fails:
-            print("about to fail", flush=True)
-            warnings.warn("this is a warning")
-            print(f"raised at {time.time()}")
-            raise KeyError("boom")
-        CALLS[0] += 1
-        return model(batch["x"]).square().mean(1)
-
-if __name__ == "__main__":
-    raytrain.main(Line, global_batch=4, cpus_per_worker=0.5, checkpoint_every=10)
-'''
+ROOT = Path(__file__).parents[2]
+RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")  # Ray's own; they notice the end of their raylet after a while
 
 
 class JobProcess:
@@ -57,7 +26,7 @@ class JobProcess:
     Args:
         script: its path.
         flags: of the command line.
-        environment: variables besides those of this process.
+        environment: variables besides those of this process, of which it gets no RAY_ADDRESS.
     """
 
     def __init__(self, script: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
@@ -66,7 +35,7 @@ class JobProcess:
         self.process = subprocess.Popen(
             [sys.executable, str(script), *flags],
             cwd=script.parent,
-            env={**variables, **(environment or {})},
+            env={**variables, "PYTHONPATH": str(ROOT), **(environment or {})},
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=self._err,
@@ -99,14 +68,13 @@ class JobProcess:
 
     def left_behind(self) -> list[str]:
         """Processes of the job's session that still run, by their command lines."""
-        return [_command(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+        return [f"{one.pid} {one.info['cmdline']}" for one in psutil.process_iter(["cmdline"]) if self._is_ours(one)]
 
-    def _is_ours(self, pid: int) -> bool:
+    def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-        except OSError:
+            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.Error):
             return False
-        return int(session) == self.process.pid and state != "Z"
 
 
 def events_of(storage: Path, name: str) -> list[Event]:
@@ -121,10 +89,3 @@ def wait_until_gone(job: JobProcess, timeout_s: float, besides: tuple[str, ...] 
         if not left or time.monotonic() > until:
             return left
         time.sleep(0.05)
-
-
-def _command(pid: int) -> str:
-    try:
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()[:100]}"
-    except OSError:
-        return str(pid)

@@ -26,9 +26,8 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-SCRIPTS = {"autoscaled": (), "cut_off": ("--net",), "broken_store": ()}
+SCRIPTS = {"autoscaled": (), "broken": ("--net",)}
 """Modules of `tests.support`, with the namespaces that they need besides."""
-LIMIT_S = 200.0
 
 
 @cache
@@ -42,30 +41,25 @@ def can_be_made() -> bool:
 
 def start_all(directory: Path) -> dict[str, Future[dict[str, Any]]]:
     """Starts to play the scripts; what each prints comes later."""
-    pool = ThreadPoolExecutor(1)
-    played = {}
+    pool, played = ThreadPoolExecutor(1), {}
     for module, own in SCRIPTS.items():
         (directory / module).mkdir()
-        home = {"HOME": str(directory / module)}
-        played[module] = pool.submit(play, f"tests.support.{module}", directory / module, own, ENVIRONMENT | home)
+        variables = ENVIRONMENT | {"HOME": str(directory / module)}
+        played[module] = pool.submit(play, f"tests.support.{module}", directory / module, own, variables)
     pool.shutdown(wait=False)
     return played
 
 
 def play(
-    module: str, directory: Path, own: tuple[str, ...], environment: dict[str, str], limit_s: float = LIMIT_S
+    module: str, directory: Path, own: tuple[str, ...], environment: dict[str, str], limit_s: float = 200.0
 ) -> dict[str, Any]:
-    """Runs a script; when it ends, all processes in its namespaces end.
+    """Runs a script with the argument `directory`; when it ends, or is killed, all processes in its namespaces end.
 
     Args:
-        module: of the script.
-        directory: its argument.
         own: flags of `unshare`, for namespaces besides those of processes and mounts.
         environment: all of its variables.
-        limit_s: seconds after which it is killed.
     """
-    script = [sys.executable, "-m", module, str(directory)]
-    command = [*OWN, *own, "sh", "-c", f'{PREPARE} "$@"', "sh", *script]
+    command = [*OWN, *own, "sh", "-c", f'{PREPARE} "$@"', "sh", sys.executable, "-m", module, str(directory)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
     if done.returncode:
         raise AssertionError(done.stdout[-3000:] + done.stderr[-6000:])

@@ -1,19 +1,15 @@
-"""A cluster of several nodes on this machine, for the tests of a module: nodes come, die, and are announced to go away."""
+"""The Ray that the tests of a session share. Of a cluster the head stays; nodes come, die, and are announced to go away."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from raytrain.cluster.draining import drain
-from raytrain.events.kinds import GenerationFormed, StateRestored
-from tests.cluster.script import Story, run
+from raytrain.cluster.fault_injection import drain
+from tests.cluster.script import Story
 
 QUICK_HEALTH = {
     "health_check_initial_delay_ms": 1000,
@@ -44,51 +40,40 @@ class Nodes:
 
     def of_pid(self, pid: int) -> int:
         """The number of the node whose raylet started a process."""
-        with open(f"/proc/{pid}/stat") as stat:
-            parent = int(stat.read().rpartition(")")[2].split()[1])
+        parent = psutil.Process(pid).ppid()
         for number, node in enumerate(self.all):
             if any(raylet.process.pid == parent for raylet in node.all_processes.get("raylet", [])):
                 return number
         raise AssertionError(f"process {pid} is on none of the nodes")
 
 
-@contextlib.contextmanager
-def head_alone() -> Iterator[Cluster]:
-    """A cluster with a head that has no CPUs, and this process connected to it."""
-    ray.shutdown()
-    arguments = {"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK_HEALTH}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster
-    finally:
+class SharedRay:
+    """One at a time: a Ray of this process alone, which never grows, or the head of a cluster."""
+
+    def __init__(self) -> None:
+        self._is_small, self._cluster = False, None
+
+    def small(self) -> str:
+        """The address of a Ray of this process with two CPUs."""
+        if not self._is_small:
+            self.close()
+            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+            self._is_small = True
+        return str(ray.get_runtime_context().gcs_address)
+
+    def head(self) -> Cluster:
+        """A head without CPUs and without other nodes, and this process connected to it."""
+        if self._cluster is None:
+            self.close()
+            arguments = {"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK_HEALTH}
+            self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
+            ray.init(address=self._cluster.address, log_to_driver=False)
+        for node in list(self._cluster.worker_nodes):
+            self._cluster.remove_node(node, allow_graceful=False)
+        return self._cluster
+
+    def close(self) -> None:
         ray.shutdown()
-        cluster.shutdown()
-
-
-@contextlib.contextmanager
-def nodes_of(head: Cluster) -> Iterator[Nodes]:
-    """Those of one test; they are gone after it."""
-    try:
-        yield Nodes(head)
-    finally:
-        for node in list(head.worker_nodes):
-            head.remove_node(node, allow_graceful=False)
-
-
-def play(
-    tmp_path: Path, gate: Path, parts: list[Callable[[Story], bool]], **more: Any
-) -> tuple[list[Any], list[GenerationFormed], Story]:
-    """The events of a run, its generations, and the story."""
-    story = Story(gate, *parts)
-    _, events = run(tmp_path, story, gate, **{"cpus_per_worker": 1.0, **more})
-    return events, [event for event in events if isinstance(event, GenerationFormed)], story
-
-
-def restored(events: list[Any]) -> list[int]:
-    return [event.step for event in events if isinstance(event, StateRestored)]
-
-
-def later(seconds: float) -> Callable[[Story], bool]:
-    """Until so many seconds have passed since the part before."""
-    return lambda story: time.time() > story.times[-1] + seconds
+        if self._cluster is not None:
+            self._cluster.shutdown()
+        self._is_small, self._cluster = False, None

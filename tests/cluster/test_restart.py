@@ -1,4 +1,4 @@
-"""P3 to P6 where each change restarts all workers: the same rows and results, from the newest verified checkpoint."""
+"""P3 to P6 in restart mode: the same rows and results, from the newest verified checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from raytrain.elastic import contract, internals, room
+import raytrain
+from raytrain.elastic import contract, internals, restart
+from raytrain.errors import TaskError
 from raytrain.events.curve import curve
-from raytrain.events.kinds import CheckpointSaved, GenerationFormed, StateRestored, WorkerLeft, WorkerLost
-from tests.cluster.script import Story, run, seen, signal_rank, then, trained
+from raytrain.events.kinds import CheckpointSaved, GenerationFormed, StateRestored, WorkerDrained, WorkerLost, WorkerStarting
+from tests.cluster.script import Script, Story, run, seen, signal_rank, then, trained
+from tests.laws.compare import settings
+from tests.support.tasks import Regression
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("small_ray")]
 
@@ -21,49 +25,42 @@ def of(kind: type, events: list[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def test_p5_another_ray_restarts_by_itself_a_larger_group_loses_no_step_and_a_loss_goes_back_to_a_checkpoint(
+def test_p5_with_another_ray_growth_loses_no_step_and_a_loss_goes_back_to_a_checkpoint(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(internals, "ReplicaGroup")
-    monkeypatch.setattr(room, "GROW_SETTLE_S", 1.0)
-    assert contract.violations() == ["there is no ReplicaGroup"]
+    monkeypatch.setattr(restart, "GROW_SETTLE_S", 1.0)
+    assert contract.violations() == ["ReplicaGroup does not exist"]
     others = placement_group([{"CPU": 1.5}])
     ray.get(others.ready())
-
     grow = [trained(1), then(lambda _: remove_placement_group(others)), trained(2)]
-    story = Told(gate, *grow, seen(CheckpointSaved), signal_rank(1), seen(WorkerLost), trained(2))
+    story, texts = Story(gate, *grow, seen(CheckpointSaved), signal_rank(1), seen(WorkerLost), trained(2)), []
+    story.status = lambda text, now: texts.append(text)  # type: ignore[method-assign]
     _, events = run(tmp_path, story, gate, workers=(1, 2))
-    assert len([text for text in story.texts if text.startswith("warning:")]) == 1
+    assert len([text for text in texts if text.startswith("warning:")]) == 1
 
-    first_loss = events.index(of(WorkerLost, events)[0])
-    begun, *grown = of(StateRestored, events[:first_loss])
+    begun, grown, after = of(StateRestored, events)
     assert begun.checkpoint == ""
-    for again in grown:
-        assert story.finished_in(events[: events.index(again)]) == again.step, (
-            "the group saved its last step before it ended"
-        )
-    assert of(WorkerLeft, events)[0].worker == "w0"
-
-    lost, after = events[first_loss], of(StateRestored, events[first_loss:])[0]
-    assert lost.reason
+    assert max(curve(events[: events.index(grown)])) + 1 == grown.step, "the group saved its last step before it ended"
+    assert [left.worker for left in of(WorkerDrained, events)] == ["w0", "w1"]
+    assert of(WorkerLost, events)[0].reason
     assert after.checkpoint == of(CheckpointSaved, events[: events.index(after)])[-1].checkpoint
-    numbers = [formed.generation for formed in of(GenerationFormed, events)]
-    assert numbers == sorted(numbers)
-    workers = [{member.worker for member in formed.members} for formed in of(GenerationFormed, events)]
-    assert not workers[0] & workers[-1], "all have begun again"
+    formed = of(GenerationFormed, events)
+    assert [[member.worker for member in each.members] for each in formed] == [["w0"], ["w1", "w2"], ["w3", "w4"]]
+    assert [each.generation for each in formed] == [1, 2, 3]
 
 
-class Told(Story):
-    """Also keeps what the driver says."""
+class Broken(Regression):
+    def loss(self, model: Any, batch: Any) -> Any:
+        raise KeyError("boom")
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.texts: list[str] = []
 
-    def say(self, text: str, now: float) -> None:
-        self.texts.append(text)
+def test_r3_an_error_of_the_task_ends_the_run_with_its_traceback_and_without_a_retry(tmp_path: Path) -> None:
+    class Watching(Script):
+        def act(self) -> None:
+            return None
 
-    @staticmethod
-    def finished_in(events: list[Any]) -> int:
-        """How many steps these events know of."""
-        return max(curve(events)) + 1
+    script, config = Watching(), settings(storage=str(tmp_path), workers=(2, 2), elasticity="restart")
+    with pytest.raises(TaskError, match="KeyError: 'boom'"):
+        raytrain.Trainer(Broken(), config).fit(script)
+    assert len(script.of(WorkerStarting)) == 2

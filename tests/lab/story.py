@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytrain.cluster.draining import drain, workers_nodes_at
+from raytrain.cluster.fault_injection import drain, worker_nodes_at
 from raytrain.cluster.file.render import render
 from raytrain.cluster.file.spec import ClusterSpec
 from raytrain.events.curve import curve
-from raytrain.events.kinds import RunEnded, StateRestored, WorkerLeft
+from raytrain.events.kinds import RunEnded, StateRestored, WorkerDrained
 from raytrain.events.log import read
 from raytrain.rundir import RunDir
 from tests.cluster.script import Script, seen, trained
@@ -30,7 +30,7 @@ DASHBOARD = "http://127.0.0.1:8265"
 NAME = "digits"
 DIGITS = ("python", "jobs/digits.py", "--run.name", NAME, "--run.logical-workers", "3", "--run.eval-every", "500")
 ENDLESS = "1000000"
-NOTICE_S = 10.0
+NOTICE_S = 5.0
 LIMIT_S = 100.0
 
 
@@ -85,7 +85,7 @@ def start_cluster(laptop: Laptop, workers: list[Host]) -> None:
     laptop.file.write_text(render(spec))
     laptop.run("raytrain", "cluster", "check", str(laptop.file), "--workers", "1:3")
     laptop.run("ray", "up", "-y", "--no-config-cache", str(laptop.file))
-    wait(lambda: all(workers_nodes_at(CLUSTER, host.address) for host in workers), "all workers' nodes")
+    wait(lambda: all(worker_nodes_at(CLUSTER, host.address) for host in workers), "all workers' nodes")
 
 
 def disturb(run: Watched, workers: list[Host]) -> None:
@@ -97,10 +97,10 @@ def disturb(run: Watched, workers: list[Host]) -> None:
     run.until(trained(3), "it is back")
     workers[1].power_off()
     run.until(trained(2), "one lost its power")
-    [node] = workers_nodes_at(CLUSTER, workers[0].address)
+    [node] = worker_nodes_at(CLUSTER, workers[0].address)
     noticed = time.monotonic()
     drain(CLUSTER, node, NOTICE_S, "maintenance")
-    run.until(seen(WorkerLeft), "one left as it was announced to")
+    run.until(seen(WorkerDrained), "one left as it was announced to")
     run.until(trained(1), "the last one goes on")
     time.sleep(max(0.0, noticed + NOTICE_S - time.monotonic()))
     workers[0].power_off()
@@ -127,6 +127,7 @@ def main(lab: Path) -> None:
     stopped = run.of(RunEnded)[0].step
     log, _ = job.communicate(timeout=LIMIT_S)
     last = str(stopped + 500)
+    alone = laptop.start(*DIGITS, "--run.workers", "1", "--run.storage", str(lab / "alone"), "--run.steps", last)
     again = laptop.run(*submit, "--", *DIGITS, *flags, last)
     run.until(seen(RunEnded, 2), "completed")
     tunnel.terminate()
@@ -134,8 +135,8 @@ def main(lab: Path) -> None:
     wait(lambda: not any("raylet" in line for host in (head, workers[2]) for line in host.commands()), "Ray's end")
     run.note("ray down")
 
-    alone = ("--run.workers", "1", "--run.storage", str(lab / "alone"), "--run.steps", last)
-    laptop.run(*DIGITS, *alone)
+    said, _ = alone.communicate(timeout=LIMIT_S)
+    assert alone.returncode == 0, said
     answer = {
         "seconds": run.seconds,
         "boots": boots,

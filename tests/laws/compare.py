@@ -11,7 +11,7 @@ import torch
 
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.launch.work import schedule
+from raytrain.launch.schedule import build_schedule
 from raytrain.rundir import RunDir
 from tests.laws import plain
 from tests.support.tasks import NUM_ROWS, TASKS
@@ -38,8 +38,8 @@ def settings(**more: Any) -> RunConfig:
 def by_hand(kind: str, config: RunConfig) -> plain.Plain:
     """The plain loop on the rows of the plan."""
     task = TASKS[kind]
-    work = schedule(task, config)
-    rows = [[work.train.rows(step, logical) for logical in range(NUM_LOGICAL)] for step in range(work.num_steps)]
+    work = build_schedule(task, config)
+    rows = [[work.train.row_ids(step, logical) for logical in range(NUM_LOGICAL)] for step in range(work.num_steps)]
     columns = work.sources["train"].take(np.arange(NUM_ROWS))
     return plain.train(task, columns, rows, config.seed, config.clip_norm)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ def frequent(config: RunConfig) -> RunConfig:
     return RunConfig(**config.model_dump() | {"checkpoint_every": 3})
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", TASKS)
-def test_r1_r9_two_resumes_inside_one_epoch_with_other_workers_change_nothing(kind: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["dropout", "batch norm"])
+def test_r1_r9_two_resumes_in_one_epoch_with_other_workers_change_nothing(kind: str, tmp_path: Path) -> None:
     config = frequent(settings())
     for plot in (Plot(2, abandon=5), Plot(3, abandon=11), Plot(1)):
         run = LocalRun(TASKS[kind], config, tmp_path, plot)
@@ -42,7 +41,7 @@ def test_r1_r9_two_resumes_inside_one_epoch_with_other_workers_change_nothing(ki
 
 
 @pytest.mark.timeout(120)
-def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_p5_when_all_workers_die_training_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
     deaths = [Kill("w0", "before commit", 17), Kill("w1", "before commit", 17)]
     run = LocalRun(TASKS["dropout"], frequent(settings()), tmp_path, Plot(2, kills=deaths))
     steps = run.run()
@@ -51,15 +50,7 @@ def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint(tmp_pa
     assert restored in ([0, 15], [0, 12])  # step 15 may still have been on its way to storage
 
 
-@pytest.mark.timeout(120)
-def test_a_leader_that_dies_before_its_last_checkpoint_is_on_storage_leaves_it_to_a_peer(tmp_path: Path) -> None:
-    plot = replace(Plot(2), kills=[Kill("w0", "while saving", 39)], replace=False)
-    run = LocalRun(TASKS["dropout"], settings(), tmp_path, plot)
-    steps = run.run()
-    assert_same(run.run_dir, steps, by_hand("dropout", settings()))
-
-
-class SlowToJudge(WithDropout):
+class SlowEvaluation(WithDropout):
     """Its evaluations take a while, and say in a file when they have begun."""
 
     begun: str = ""
@@ -72,9 +63,9 @@ class SlowToJudge(WithDropout):
 
 
 @pytest.mark.timeout(120)
-def test_r16_a_stop_in_an_evaluation_saves_the_step_and_the_evaluation_is_done_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_r16_a_stop_during_an_evaluation_saves_the_step_and_a_resume_evaluates(tmp_path: Path) -> None:
     config, begun = settings(global_batch=4, epochs=2, checkpoint_every=1000), tmp_path / "begun"
-    first = LocalRun(SlowToJudge(begun=str(begun)), config, tmp_path, Plot(2))
+    first = LocalRun(SlowEvaluation(begun=str(begun)), config, tmp_path, Plot(2))
 
     def stop() -> None:
         while not begun.exists():
@@ -85,12 +76,12 @@ def test_r16_a_stop_in_an_evaluation_saves_the_step_and_the_evaluation_is_done_w
     stopper.start()
     first.run()
     stopper.join()
-    assert [event for event in read(first.run_dir) if isinstance(event, EvaluationDone)] == [], "it was broken off"
+    assert [event for event in read(first.run_dir) if isinstance(event, EvaluationDone)] == [], "it was interrupted"
     newest = CheckpointStore(first.run_dir).newest_verified()
     assert newest is not None
     assert newest.step == 51, "the end of the first epoch, where the evaluation was due"
 
-    second = LocalRun(SlowToJudge(), config, tmp_path, Plot(1))
+    second = LocalRun(SlowEvaluation(), config, tmp_path, Plot(1))
     steps = second.run()
     evaluated = [event.step for event in read(second.run_dir) if isinstance(event, EvaluationDone)]
     assert evaluated == [51, 102]

@@ -11,17 +11,13 @@ from tests.laws.compare import assert_same, by_hand, settings
 from tests.support.local import Kill, LocalRun, Plot
 from tests.support.tasks import TASKS
 
-PLOTS = {
-    "1 worker": Plot(1),
-    "2 workers": Plot(2),
-    "3 workers": Plot(3),
-    "kill -9 and rejoin": Plot(2, kills=[Kill("w1", "after backward", 11)], hold=25),
-}
+REJOIN = "kill -9 and rejoin"
+PLOTS = {"1 worker": Plot(1), "3 workers": Plot(3), REJOIN: Plot(2, kills=[Kill("w1", "after backward", 11)], hold=25)}
+CASES = [("dropout", "1 worker"), *((kind, plot) for kind in TASKS for plot in ("3 workers", REJOIN))]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("plot", PLOTS)
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("kind", "plot"), CASES)
 def test_r3_r4_losses_and_weights_are_those_of_one_process(kind: str, plot: str, tmp_path: Path) -> None:
     run = LocalRun(TASKS[kind], settings(), tmp_path, PLOTS[plot])
     steps = run.run()

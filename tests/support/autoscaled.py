@@ -17,14 +17,18 @@ from ray import cluster_utils
 from raytrain.events.kinds import GenerationFormed
 from tests.cluster.script import Story, run, trained
 
-LISTS = [
-    "initialization_commands",
-    *(f"{which}setup_commands" for which in ("", "head_", "worker_")),
-    *(f"{which}_start_ray_commands" for which in ("head", "worker")),
-    *("cluster_synced_files", "rsync_exclude", "rsync_filter"),
-]
 HEAD = "ray.head.default"  # the provider knows it by this name
-PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+PROVIDER = {
+    "type": "external",
+    "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+    "use_node_id_as_ip": True,
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+    "launch_multiple": True,
+    "head_node_id": cluster_utils.FAKE_HEAD_NODE_ID,
+}
+COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+EMPTY = [*(f"{name}_commands" for name in COMMANDS), "cluster_synced_files", "rsync_exclude", "rsync_filter"]
 NODE = {"resources": {"CPU": 1, "object_store_memory": 80_000_000}, "node_config": {}, "min_workers": 0, "max_workers": 3}
 
 
@@ -34,23 +38,13 @@ class Autoscaled(cluster_utils.AutoscalingCluster):
     def _generate_config(self, head_resources: Any, worker_node_types: Any, autoscaler_v2: bool, **more: Any) -> Any:
         head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
         return {
+            **{name: [] for name in EMPTY},
+            **{name: {} for name in ("auth", "docker", "file_mounts")},
             "cluster_name": "fake",
-            "provider": {
-                "type": "external",
-                "module": PROVIDER,
-                "use_node_id_as_ip": True,
-                "disable_node_updaters": True,
-                "disable_launch_config_check": True,
-                "launch_multiple": True,
-                "head_node_id": cluster_utils.FAKE_HEAD_NODE_ID,
-            },
+            "provider": PROVIDER,
+            "file_mounts_sync_continuously": False,
             "head_node_type": HEAD,
             "available_node_types": {**worker_node_types, HEAD: head},
-            "auth": {},
-            "docker": {},
-            "file_mounts": {},
-            "file_mounts_sync_continuously": False,
-            **{name: [] for name in LISTS},
             **more,
         }
 

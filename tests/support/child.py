@@ -12,33 +12,33 @@ import torch
 
 from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.store import CheckpointStore
-from raytrain.data.feed import Feed
-from raytrain.rendezvous.state import Entrant, Generation, Signals
-from raytrain.rendezvous.vitals import Beat
+from raytrain.data.loader import Loader
+from raytrain.rendezvous.health import Heartbeat
+from raytrain.rendezvous.state import Generation, JoinRequest, Signals
 from raytrain.rundir import RunDir
 from raytrain.worker import boundary, loop
-from raytrain.worker.loop import Loop
-from raytrain.worker.pulse import Pulse
+from raytrain.worker.context import RunSpec, WorkerContext
+from raytrain.worker.heartbeat import HeartbeatSender
+from raytrain.worker.loop import TrainingLoop
 from raytrain.worker.state import TrainState
-from raytrain.worker.step import Stepper
-from raytrain.worker.surroundings import Surroundings
+from raytrain.worker.step import TrainStep
 from raytrain.worker.telemetry import Telemetry
 from tests.support.local import ChildJob, Kill, kill_self
 
 PLACES: dict[str, tuple[Any, str, bool]] = {
-    "before reading": (Feed, "step", True),
-    "before forward": (Stepper, "_forward", True),
-    "after forward": (Stepper, "_forward", False),
-    "after backward": (Stepper, "_backward", False),
-    "before commit": (Stepper, "_commit", True),
-    "after commit": (Stepper, "_commit", False),
+    "before reading": (Loader, "step", True),
+    "before forward": (TrainStep, "_forward", True),
+    "after forward": (TrainStep, "_forward", False),
+    "after backward": (TrainStep, "_backward", False),
+    "before commit": (TrainStep, "_commit", True),
+    "after commit": (TrainStep, "_commit", False),
     "before recording": (Telemetry, "record", True),
     "after recording": (Telemetry, "record", False),
     "before evaluation": (boundary, "evaluate", True),
     "after evaluation": (boundary, "evaluate", False),
     "while saving": (Saver, "_write", True),
-    "before handing over": (loop, "synchronise", True),
-    "after handing over": (loop, "synchronise", False),
+    "before broadcast": (loop, "broadcast_state", True),
+    "after broadcast": (loop, "broadcast_state", False),
 }
 """Where a worker can die: an attribute of the product, and whether before or after it is called."""
 
@@ -64,15 +64,15 @@ class PipeRendezvous:
     def ask(self, request: str, argument: Any = None) -> Any:
         return self._pipe.ask((request, argument))
 
-    def enter(self, entrant: Entrant) -> Generation | None:
-        generation: Generation | None = self.ask("enter", entrant)
+    def join(self, request: JoinRequest) -> Generation | None:
+        generation: Generation | None = self.ask("join", request)
         return generation
 
     def watch(self, generation: int) -> Signals:
         signals: Signals = self.ask("watch", generation)
         return signals
 
-    def beat(self, beat: Beat) -> bool:
+    def heartbeat(self, heartbeat: Heartbeat) -> bool:
         return False  # a child that dies is noticed by the end of its pipe
 
     def close(self) -> None:
@@ -82,19 +82,15 @@ class PipeRendezvous:
 def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
     """Target of a worker's process."""
     torch.set_num_threads(1)
-    rendezvous, told = PipeRendezvous(Pipe(calls)), Pipe(events)
-    telemetry = Telemetry(lambda events, limit_s: told.ask(events))
-    around = Surroundings(
-        task=job.task,
-        config=job.config,
-        sources=job.sources,
-        plans=job.work.plans,
-        num_steps=job.work.num_steps,
-        run_facts={},
+    rendezvous, writer = PipeRendezvous(Pipe(calls)), Pipe(events)
+    telemetry = Telemetry(lambda events, timeout_s: writer.ask(events))
+    schedule = job.schedule
+    context = WorkerContext(
+        spec=RunSpec(job.task, job.config, schedule.sources, schedule.plans, schedule.num_steps, {}, "cpu"),
         rendezvous=rendezvous,
         store=CheckpointStore(RunDir.at(job.storage, job.config.name)),
         telemetry=telemetry,
-        pulse=Pulse(rendezvous, job.worker, every_s=60.0),
+        heartbeat=HeartbeatSender(rendezvous, job.worker, every_s=60.0),
         worker=job.worker,
         host="127.0.0.1",
         node_id="",
@@ -108,7 +104,7 @@ def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
                 _ask_before(step, request, rendezvous)
         for kill in job.kills:
             _plant(kill, state_of, rendezvous)
-        Loop(around).run()
+        TrainingLoop(context).run()
         telemetry.close()
         rendezvous.ask("done")
     except BaseException as error:  # noqa: BLE001 - it is raised again in the test
@@ -130,14 +126,14 @@ def _remember_state() -> Callable[[], TrainState | None]:
 
 
 def _ask_before(step: int, request: str, rendezvous: PipeRendezvous) -> None:
-    original = Feed.step
+    original = Loader.step
 
-    def holding(self: Feed, wanted: int) -> Any:
+    def holding(self: Loader, wanted: int) -> Any:
         if wanted == step:
             rendezvous.ask(request)
         return original(self, wanted)
 
-    Feed.step = holding  # type: ignore[method-assign]
+    Loader.step = holding  # type: ignore[method-assign]
 
 
 def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: PipeRendezvous) -> None:

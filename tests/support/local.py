@@ -1,6 +1,6 @@
 """A run without Ray: worker processes on gloo, a rendezvous in the test's own process, and kills at planned places.
 
-The worker's loop is the product's; only its surroundings are stand-ins. A worker that dies is noticed by the end of its
+The training loop is the product's; only its context has stand-ins. A worker that dies is noticed by the end of its
 pipe, and may be replaced; the events of the run are collected in its run directory.
 """
 
@@ -12,19 +12,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from raytrain.config import RunConfig
-from raytrain.data.source import Source
 from raytrain.events.curve import StepRecord, curve
 from raytrain.events.kinds import CheckpointSaved, StepsDone
 from raytrain.events.log import EventLog, read
-from raytrain.launch.work import Schedule, plan_facts, schedule
-from raytrain.rendezvous.state import Entrant, Generation, Rendezvous, Signals
+from raytrain.launch.schedule import Schedule, build_schedule, plan_to_json
+from raytrain.rendezvous.state import Generation, JoinRequest, Rendezvous, Signals
 from raytrain.rundir import RUN, RunDir
 from raytrain.task import Task
 
@@ -88,9 +87,9 @@ class LocalRun:
 
     def run(self) -> dict[int, StepRecord]:
         """The committed steps. Raises what a worker raised; AssertionError for a kill that did not fire."""
-        self._work = schedule(self.task, self.config)
+        self._schedule = build_schedule(self.task, self.config)
         self._dir = RunDir.at(str(self.storage), self.config.name)
-        self._dir.write_json({"plan": plan_facts(self._work.train)}, RUN)
+        self._dir.write_json({"plan": plan_to_json(self._schedule.train)}, RUN)
         self._log, self._lock = EventLog(self._dir), threading.RLock()
         self._event_threads: list[threading.Thread] = []
         self._finished, self._has_saved, self._is_abandoned = 0, False, False
@@ -118,7 +117,7 @@ class LocalRun:
 
     def stop(self) -> None:
         with self._lock:
-            self._state.stop_asked = True
+            self._state.stop_requested = True
 
     def _start(self) -> None:
         from tests.support.child import run_child
@@ -127,13 +126,13 @@ class LocalRun:
             name = f"w{len(self._children)}"
             (calls, their_calls), (events, their_events) = CONTEXT.Pipe(), CONTEXT.Pipe()
             kills, plot = tuple(kill for kill in self.plot.kills if kill.worker == name), self.plot
-            job = ChildJob(name, self.task, self.config, self._work, str(self.storage), kills, plot.hold, plot.abandon)
+            job = ChildJob(name, self.task, self.config, self._schedule, str(self.storage), kills, plot.hold, plot.abandon)
             process = CONTEXT.Process(target=run_child, args=(job, their_calls, their_events), daemon=True)
             process.start()
             their_calls.close()
             their_events.close()
             self._children[name] = _Child(process)
-            self._state.start(name)
+            self._state.expect(name)
             threading.Thread(target=self._serve_calls, args=(name, calls), daemon=True).start()
             self._event_threads.append(threading.Thread(target=self._serve_events, args=(events,), daemon=True))
             self._event_threads[-1].start()
@@ -147,7 +146,7 @@ class LocalRun:
                 pipe.send(getattr(self, f"_on_{request}")(child, argument))
         with self._lock:
             self._state.min_workers = 1
-            self._state.lose(name, time.monotonic())
+            self._state.report_lost(name, time.monotonic())
             if not child.done and child.error is None and self.plot.replace and not self._state.closed:
                 self._start()
 
@@ -164,10 +163,10 @@ class LocalRun:
         with self._lock:
             self._state.closed = True
 
-    def _on_enter(self, child: _Child, entrant: Entrant) -> Generation | None:
+    def _on_join(self, child: _Child, request: JoinRequest) -> Generation | None:
         with self._lock:
             before = self._state.generation.number
-            self._state.enter(entrant, time.monotonic())
+            self._state.join(request, time.monotonic())
         while True:
             with self._lock:
                 if self._state.closed:
@@ -192,7 +191,7 @@ class LocalRun:
         enough = self.plot.workers + len(self.plot.late)
         while True:
             with self._lock:
-                if self._state.newcomers or len(self._state.living) >= enough:
+                if self._state.newcomers or len(self._state.alive) >= enough:
                     return
             time.sleep(TICK_S)
 
@@ -240,15 +239,11 @@ class ChildJob:
     worker: str
     task: Task
     config: RunConfig
-    work: Schedule
+    schedule: Schedule
     storage: str
     kills: tuple[Kill, ...]
     hold: int | None
     abandon: int | None
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        return self.work.sources
 
 
 def kill_self() -> None:
