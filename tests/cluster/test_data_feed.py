@@ -28,10 +28,14 @@ from raytrain.plan import Plan
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False)
+def threads_of_ray_data_end(small_ray: str) -> Iterator[None]:
+    """Ray ends the whole process, without a word, if a thread still uses it after it was shut down."""
+    before = set(threading.enumerate())
     yield
-    ray.shutdown()
+    deadline = time.monotonic() + 30
+    while left := [one for one in threading.enumerate() if one not in before and one.name != "Prefetcher"]:
+        assert time.monotonic() < deadline, left  # those of Ray Data with that name wait for ever, without using Ray
+        left[0].join(0.1)
 
 
 @pytest.fixture(scope="module")
