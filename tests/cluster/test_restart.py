@@ -25,7 +25,7 @@ def of(kind: type, events: list[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def test_p5_with_another_ray_growth_loses_no_step_and_a_loss_goes_back_to_a_checkpoint(
+def test_p5_restart_mode_grows_without_loss_and_a_loss_resumes_a_checkpoint(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(internals, "ReplicaGroup")

@@ -148,7 +148,7 @@ def test_routine_events_do_not_push_out_the_notes() -> None:
     assert "saved    step 49" in frame
 
 
-def test_r16_printed_lines_stand_above_the_frame_and_stderr_goes_to_a_file_if_it_is_one() -> None:
+def test_r16_printed_lines_are_above_the_frame_and_stderr_goes_to_its_file() -> None:
     console, err = terminal(), io.StringIO()
     viewer = LiveViewer(console, err)
     viewer.status("starting Ray on this machine", START)

@@ -41,9 +41,7 @@ def test_all_trials_are_shown_if_they_fit() -> None:
 
 
 @pytest.mark.parametrize(("mode", "numbers_shown"), [("max", [2, 4, 6]), ("min", [0, 4, 6])])
-def test_of_many_trials_the_best_and_the_running_ones_are_shown_in_the_order_of_their_making(
-    mode: str, numbers_shown: list[int]
-) -> None:
+def test_of_many_trials_the_best_and_the_running_ones_are_shown_in_order(mode: str, numbers_shown: list[int]) -> None:
     view = sweep(
         trial(0, value=0.1),
         trial(1),
