@@ -203,7 +203,7 @@ def test_r18_a_secret_is_written_nowhere(story: Story) -> None:
 
 def test_ctrl_c_of_a_follower_leaves_the_job_running(story: Story) -> None:
     assert story.commands["left alone"].code == 130, story.out("left alone")
-    assert f"slow goes on\n  follow: raytrain submit --attach slow --address {story.head.address}\n" in story.out(
+    assert f"slow keeps running\n  follow: raytrain submit --attach slow --address {story.head.address}\n" in story.out(
         "left alone"
     )
 
