@@ -1,8 +1,8 @@
 """One attempt of restart mode: a `TorchTrainer` of a fixed size, its rendezvous, and how the driver sees it.
 
-Uses public Ray only. `FitActor` runs Ray Train, so that killing it kills everything of the attempt. The rendezvous forms
-generations of exactly the attempt's workers, and knows which of them have started, finished or died. When the next attempt
-starts, and how large it is, is decided in `restart`.
+Uses public Ray only. One `FitActor` runs Ray Train for every attempt. The rendezvous forms generations of exactly the
+attempt's workers, and knows which of them have started, finished or died. When the next attempt starts, and how large it is,
+is decided in `restart`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from ray.train.torch import TorchTrainer
 
 from raytrain.elastic.controller_config import worker_name
 from raytrain.elastic.environment import environment_set
-from raytrain.errors import (
-    InternalError,
-    RaytrainError,
-)
+from raytrain.errors import InternalError, RaytrainError
 from raytrain.events.kinds import WorkerStarting
 from raytrain.rendezvous.actor import RendezvousActor
 from raytrain.rendezvous.health import HealthTimeouts, Heartbeat, HeartbeatReply

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
@@ -54,10 +56,12 @@ class SharedRay:
         self._is_small, self._cluster = False, None
 
     def small(self) -> str:
-        """The address of a Ray of this process with two CPUs."""
+        """The address of a Ray of this process with two CPUs; workers of any driver find these tests."""
         if not self._is_small:
             self.close()
-            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+                ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
             self._is_small = True
         return str(ray.get_runtime_context().gcs_address)
 

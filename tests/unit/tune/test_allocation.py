@@ -35,6 +35,11 @@ def test_trials_keep_their_groups_and_share_all_spare_workers_stably(
         assert rich <= poor + 1
 
 
+@pytest.mark.parametrize("policy", ["fair", "best"])
+def test_of_equal_trials_the_one_that_has_a_worker_keeps_it(policy: str) -> None:
+    assert allocate([TrialDemand("a", 1, 3, 1), TrialDemand("b", 1, 3, 2)], 1, policy) == {"a": 1, "b": 2}
+
+
 @pytest.mark.parametrize(
     ("free", "extra", "pending", "expected"),
     [

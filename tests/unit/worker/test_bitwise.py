@@ -25,6 +25,7 @@ from raytrain.worker.bitwise import (
     ExactSum,
     exponent_for,
     fits,
+    room_bits,
     state_digest,
     tensor_digests,
     value_digest,
@@ -199,6 +200,11 @@ def test_a_sum_in_pieces_is_the_same_for_any_shapes_and_types(ranks: Ranks, monk
         results.append([parameter.grad for parameter in parameters])
     assert [gradient.shape for gradient in results[0] if gradient is not None] == [(5, 3), (0, 3), (7,)]
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))  # type: ignore[arg-type]
+
+
+def test_there_is_room_for_the_sum_of_all_logical_workers() -> None:
+    for num_logical in (1, 2, 3, 4, 5, 64, 1000, 4096):
+        assert num_logical * 2 ** room_bits(num_logical) <= 2**62
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

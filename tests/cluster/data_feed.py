@@ -1,0 +1,243 @@
+"""Loaders that read with Ray Data, on one Ray; in most tests Ray Data takes over as soon as it can.
+
+`test_data_feed` runs these in a process of their own: Ray Data leaves threads behind, and Ray ends the whole process,
+without a word, when one of them touches it after a shutdown.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import torch
+from numpy.typing import NDArray
+
+from raytrain.data import ray_reader
+from raytrain.data.loader import Loader
+from raytrain.data.parquet import ParquetSource, parquet
+from raytrain.data.ray_reader import RayReader, ReaderSwitch
+from raytrain.data.reading import DirectReader, ReadRequest, ReadTask, RowBatch, Transform
+from raytrain.data.source import Columns
+from raytrain.errors import DataError
+from raytrain.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("small_ray")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ParquetSource:
+    """12,000 rows in 24 row groups of columns of several types, "id" being the row's id."""
+    directory = tmp_path_factory.mktemp("rows")
+    for file in range(3):
+        ids = np.arange(file * 4000, (file + 1) * 4000)
+        vector = pa.FixedSizeListArray.from_arrays(np.repeat(ids, 6).astype("f4"), 6)
+        columns = {"id": ids, "half": ids.astype("f2"), "flag": ids % 2 == 0, "vector": vector}
+        pq.write_table(pa.table(columns), directory / f"{file}.parquet", row_group_size=500)
+    return parquet(directory)
+
+
+class AtOnce(ReaderSwitch):
+    """Does not wait for Ray Data to run, else it would read little of the small data here."""
+
+    def __init__(self, request: ReadRequest) -> None:
+        super().__init__(request)
+        self._later = super().agree()
+
+    def agree(self) -> Iterator[ReadTask]:
+        return self._later
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_reader, "ReaderSwitch", AtOnce)
+
+
+def loading(request: ReadRequest, reader: Any = None) -> closing[Loader]:
+    return closing(Loader(request, 50, reader or RayReader()))
+
+
+def noisy(columns: Columns) -> Columns:
+    """Changes shapes and types, and draws from all random generators."""
+    num_rows = len(columns["id"])
+    noise = np.random.rand(num_rows), [random.random() for _ in range(num_rows)], torch.rand(num_rows)
+    shaped = {"vector": columns["vector"].reshape(-1, 2, 3) * 2, "small": columns["id"].astype("i4")}
+    return {**columns, **shaped, **dict(zip("npt", noise, strict=True))}
+
+
+def check_equal(loader: Loader, direct: Loader, step: int, request: ReadRequest) -> None:
+    got, wanted = loader.step(step), direct.step(step)
+    assert tuple(got) == request.assigned
+    for logical, batches in got.items():
+        assert np.concatenate([m.row_ids for m in batches]).tolist() == request.plan.row_ids(step, logical).tolist()
+        for micro, other in zip(batches, wanted[logical], strict=True):
+            assert micro.columns["id"].tolist() == micro.row_ids.tolist()
+            assert micro.columns.keys() == other.columns.keys()
+            for name, values in micro.columns.items():
+                assert values.dtype == other.columns[name].dtype
+                assert values.equal(other.columns[name])
+                values.zero_()  # as a hook may do; the step may be asked for again
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("transform", "assigned", "first"), [(noisy, (0, 1, 2), 0), (None, (0, 2), 117)])
+def test_r1_r13_ray_data_and_direct_reading_give_identical_micro_batches(
+    source: ParquetSource,
+    monkeypatch: pytest.MonkeyPatch,
+    transform: Transform | None,
+    assigned: tuple[int, ...],
+    first: int,
+) -> None:
+    if transform is None:  # many small datasets, one after the other
+        monkeypatch.setattr(ray_reader, "TASK_ROWS", 500)
+        monkeypatch.setattr(ray_reader, "TASKS_PER_DATASET", 6)
+    plan = Plan(source.num_rows, source.chunk_rows, 128, 3, shuffle_window=3)
+    request = ReadRequest(source, plan, transform, assigned, first, first + plan.steps_per_epoch + 20)
+    with loading(request) as loader, loading(request, DirectReader()) as direct:
+        for step in range(first, request.last_step):
+            check_equal(loader, direct, step, request)
+            check_equal(loader, direct, step, request)
+
+
+class Unlucky(Exception):
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+def fails_late(columns: Columns) -> Columns:
+    if (columns["id"] == 11_999).any():
+        raise Unlucky(11_999)
+    return columns
+
+
+def loses_rows_late(columns: Columns) -> Columns:
+    return {name: values[:-1] for name, values in columns.items()} if columns["id"][-1] > 9000 else columns
+
+
+def run_through(source: Any, transform: Transform | None) -> None:
+    plan = Plan(source.num_rows, source.chunk_rows, 500, 1, shuffle=False)
+    with loading(ReadRequest(source, plan, transform, (0,), 0, plan.steps_per_epoch)) as loader:
+        list(map(loader.step, range(plan.steps_per_epoch)))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("transform", "error", "args"), [(fails_late, Unlucky, (11_999,)), (loses_rows_late, DataError, ("499 rows",))]
+)
+def test_an_error_in_ray_data_is_raised_as_it_was_with_its_traceback(
+    source: ParquetSource,
+    capfd: pytest.CaptureFixture[str],
+    transform: Transform,
+    error: type[Exception],
+    args: tuple[object],
+) -> None:
+    with pytest.raises(error) as caught:
+        run_through(source, transform)
+    assert type(caught.value) is error
+    assert set(args) <= set(caught.value.args)
+    assert "in transformed" in str(caught.value.__cause__)
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    count = 0
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.timeout(120)
+def test_data_come_silently_while_actors_have_all_cpus(source: ParquetSource, capfd: pytest.CaptureFixture[str]) -> None:
+    actors = [Counter.options(num_cpus=1).remote() for _ in range(2)]
+    assert ray.get([actor.add.remote(0) for actor in actors]) == [0, 0]
+    assert ray.available_resources().get("CPU", 0) == 0
+    run_through(source, noisy)
+    assert capfd.readouterr() == ("", "")
+    for actor in actors:
+        ray.kill(actor)
+
+
+class Wide:
+    """Windows of 4 MiB; an actor counts those that are read."""
+
+    columns = ("id", "wide")
+    chunk_rows, num_rows = (2000,) * 60, 120_000
+
+    def __init__(self, counter: Any) -> None:
+        self.counter = counter
+
+    def take(self, row_ids: NDArray[np.int64]) -> Columns:
+        ray.get(self.counter.add.remote(1))
+        return {"id": row_ids.copy(), "wide": np.zeros((len(row_ids), 2**8))}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_memory_is_bounded_while_training_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_reader, "STORE_BYTES", 64 * 2**20)  # of finished blocks: 16 windows; some more are on the way
+    monkeypatch.setattr(ray_reader, "BLOCK_BYTES", 2 * 2**20)
+    counter = Counter.remote()
+    plan = Plan(120_000, Wide.chunk_rows, 2000, 1, shuffle_window=1)
+    with loading(ReadRequest(Wide(counter), plan, None, (0,), 0, 60)) as loader:
+        loader.step(0)
+        num_read = 0
+        while num_read < (now := ray.get(counter.add.remote(0))):
+            num_read = now
+            time.sleep(1)  # until no window is read for a second
+        assert 3 < num_read < 40
+        assert [len(loader.step(step)[0]) for step in range(1, 60)] == [40] * 59
+        assert ray.get(counter.add.remote(0)) == 60
+
+
+@pytest.mark.usefixtures("at_once")
+def test_close_returns_at_once_and_reading_stops(source: ParquetSource) -> None:
+    plan = Plan(source.num_rows, source.chunk_rows, 100, 1)
+    loader = Loader(ReadRequest(source, plan, None, (0,), 0, 10**6), None, RayReader())
+    list(map(loader.step, range(100)))
+    streams = list(loader._streams)
+    start = time.monotonic()
+    loader.close()
+    assert time.monotonic() - start < 0.3
+    assert all(stream.join(30) for stream in streams)
+
+
+def test_direct_reading_goes_on_until_ray_data_runs(source: ParquetSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_run, agreed, original = threading.Event(), threading.Event(), (RayReader._run, ReaderSwitch.agree)
+    switched: list[int] = []
+
+    def run(self: RayReader, shipped: Any, tasks: list[list[ReadTask]]) -> Iterator[RowBatch]:
+        assert may_run.wait(60)
+        yield from original[0](self, shipped, tasks)
+
+    def agree(self: ReaderSwitch) -> Iterator[ReadTask]:
+        later = original[1](self)
+        switched.append(self._step or 0)
+        agreed.set()
+        return later
+
+    monkeypatch.setattr(RayReader, "_run", run)
+    monkeypatch.setattr(ReaderSwitch, "agree", agree)
+    request = ReadRequest(source, Plan(source.num_rows, source.chunk_rows, 500, 2), noisy, (0, 1), 7, 1000)
+    with loading(request) as loader, loading(request, DirectReader()) as direct:
+        step = 7
+        while step < 40 or step < switched[0] + 20:
+            check_equal(loader, direct, step, request)
+            step += 1
+            if step == 40:
+                assert not switched
+                may_run.set()
+                assert agreed.wait(60)
