@@ -179,7 +179,7 @@ def use_deterministic_algorithms() -> None:
 def worker_environment(worker: str, device: torch.device) -> WorkerEnvironment:
     """What the last bits of this process' results depend on besides the code and the data."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {torch.backends.cpu.get_cpu_capability()}"
-    return WorkerEnvironment(worker=worker, device=kind, torch=torch.__version__, threads=torch.get_num_threads())
+    return WorkerEnvironment(worker=worker, device=kind, torch=str(torch.__version__), threads=torch.get_num_threads())
 
 
 @contextmanager

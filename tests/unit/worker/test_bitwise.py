@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -30,6 +31,7 @@ from raytrain.worker.bitwise import (
     tensor_digests,
     value_digest,
     whole_digest,
+    worker_environment,
 )
 from raytrain.worker.state import TrainState
 
@@ -205,6 +207,11 @@ def test_a_sum_in_pieces_is_the_same_for_any_shapes_and_types(ranks: Ranks, monk
 def test_there_is_room_for_the_sum_of_all_logical_workers() -> None:
     for num_logical in (1, 2, 3, 4, 5, 64, 1000, 4096):
         assert num_logical * 2 ** room_bits(num_logical) <= 2**62
+
+
+def test_a_process_without_torch_reads_what_a_worker_says_of_its_environment() -> None:
+    event = worker_environment("w0", torch.device("cpu"))
+    assert b"torch." not in pickle.dumps(event), "the version has a class of its own, which imports all of torch"
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
