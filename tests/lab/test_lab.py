@@ -40,7 +40,7 @@ def test_three_hosts_that_come_and_go_end_with_the_curve_of_one(played: dict[str
     assert played["nodes"] == ["10.77.0.2", "10.77.0.3", "10.77.0.4"], "the head never trains"
     assert played["outcomes"] == ["stopped", "completed"]
     assert len(played["losses"]) == played["stopped"] + 500
-    assert played["losses"] == pytest.approx(played["alone"], rel=1e-4, abs=1e-5), "losses end near 1e-4"
+    assert played["losses"] == played["alone"], "to the last bit, as asked for: this job lets a rounding grow"
 
 
 def test_no_host_that_goes_costs_a_step(played: dict[str, Any]) -> None:

@@ -114,7 +114,9 @@ class Command:
     def __init__(self, head: Head, words: list[str], cwd: Path, more: Mapping[str, str] | None = None) -> None:
         command, environment = [str(BIN / words[0]), *words[1:]], {**head.environment, **(more or {})}
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # else it hears none if these tests ignore it
         self._process = subprocess.Popen(command, cwd=cwd, env=environment, **streams)
+        signal.signal(signal.SIGINT, ctrl_c)
         self.out, self.code = "", -1
 
     def read_until(self, text: str) -> None:
