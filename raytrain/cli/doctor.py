@@ -21,6 +21,8 @@ from raytrain.units import parse_range
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from raytrain.cluster.doctor.verdicts import Row
+
 REACH_S = 5.0
 LIMIT = "Timeout of an all-reduce over all nodes; a node that does not answer within twice that time is skipped."
 
@@ -60,8 +62,6 @@ def doctor(
     """
     from rich.console import Console
 
-    from raytrain.cluster.doctor.table import is_green, render, to_json
-
     console, began = Console(file=sys.stdout, highlight=False), time.monotonic()
     num_workers = _smallest(workers) if workers else 0
     if found := address or os.environ.get("RAY_ADDRESS"):
@@ -84,7 +84,13 @@ def doctor(
             on_progress=progress,
         )
         rows = examine(order)
-    seconds = time.monotonic() - began
+    return _write(rows, time.monotonic() - began, console, as_json)
+
+
+def _write(rows: list[Row], seconds: float, console: Console, as_json: bool) -> int:
+    """Writes the table, or JSON; returns the exit code."""
+    from raytrain.cluster.doctor.table import is_green, render, to_json
+
     if as_json:
         sys.stdout.write(json.dumps(to_json(rows, seconds), indent=1) + "\n")
     else:
