@@ -124,8 +124,14 @@ class RunConfig(Settings):
     """bitwise: weights are bit-identical for any number of workers; default: equal up to the order of sums."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Maximum L2 norm of the global gradient; larger gradients are scaled down to it. Default: no clipping."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an exponential moving average of the weights with this decay per step; it is evaluated as <source>/ema/<metric>
+    and saved as ema.safetensors. Default: none."""
+    compile: bool = False
+    """Compile the model with torch.compile, once per worker process."""
     find_unused_parameters: bool = False
-    """Allow passes in which some parameters get no gradient, as in DistributedDataParallel (costs time in each step)."""
+    """Allow steps in which some parameters get no gradient: gradients are then reduced after the backward pass, not during
+    it. A parameter that no row of a step uses has no gradient in it, as in one process."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """auto: one GPU per worker if the cluster has any, otherwise CPU."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
@@ -146,6 +152,9 @@ class RunConfig(Settings):
     eval_every: int | None = Field(default=None, gt=0)
     """Steps between evaluations. Default: one at the end of each epoch."""
 
+    max_skipped: int = Field(default=20, gt=0)
+    """Steps in a row that are skipped because loss or gradient is not finite, after which the run fails. A run of which no
+    step was applied fails at its end."""
     max_failures: int = Field(default=8, ge=0)
     """Consecutive worker failures, without a completed step in between, after which the run fails."""
     start_timeout_s: float = Field(default=60.0, gt=0)

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,17 +26,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from raytrain.errors import CheckpointError, ResumeError
 
 MODEL = "model.safetensors"
+EMA = "ema.safetensors"
 STATE = "state.pt"
+
+_COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module's parameters."""
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 class Restored(NamedTuple):
-    """The parts of a restored state that are not in the live objects; see `Snapshot`."""
+    """The parts of a restored state that are not in model, optimizer and scheduler; see `Snapshot`."""
 
     step: int
-    exponents: list[int]
+    extra: dict[str, Any]
+    ema: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,32 +50,51 @@ class Snapshot:
 
     Args:
         step: number of finished steps.
-        model: tensors by the keys of the model's `state_dict`, each contiguous and with its own memory.
-        rest: "optimizer", "scheduler" (or None), "step", "exponents" (of exact sums), "kinds" (class names), and
-            "model_extra", the entries of the model's `state_dict` that are not tensors.
+        model: tensors by the keys of the bare model's `state_dict`, each contiguous and with its own memory.
+        rest: "optimizer", "scheduler" (or None), "step", "kinds" (class names), "extra" (plain values and tensors of the
+            worker's), and "model_extra", the entries of the model's `state_dict` that are not tensors.
+        ema: averaged weights by the same keys; empty without `run.ema_decay`.
         seconds: duration of the copy.
     """
 
     step: int
     model: dict[str, Tensor]
     rest: dict[str, Any]
+    ema: dict[str, Tensor]
     seconds: float = 0.0
 
     def files(self) -> dict[str, bytes]:
-        """The state as `model.safetensors` and `state.pt`.
+        """The state as `model.safetensors` and `state.pt`, and `ema.safetensors`: the model with the averaged weights.
 
         Raises:
             CheckpointError: `torch.load` would refuse a value by default, or safetensors does not support a dtype.
         """
-        return {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
+        files = {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
+        return files | ({EMA: _model_bytes({**self.model, **self.ema})} if self.ema else {})
 
     def to_bytes(self) -> bytes:
         """The same state as one byte string, for a joining worker. Raises CheckpointError as `files`."""
-        return _plain_bytes({"model": self.model, **self.rest})
+        return _plain_bytes({"model": self.model, "ema": self.ema, **self.rest})
+
+
+def bare_name(model: nn.Module, name: str) -> str:
+    """The name of a parameter or buffer, without the names of wrappers: torch.compile's and DataParallel's."""
+    outer = "module." if isinstance(model, nn.DataParallel) else ""
+    return name.removeprefix(outer).replace(_COMPILED, "")
+
+
+def bare_entries(model: nn.Module) -> dict[str, Any]:
+    """The model's `state_dict` with names without wrappers."""
+    return {bare_name(model, key): value for key, value in model.state_dict().items()}
 
 
 def snapshot(
-    model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int, exponents: Sequence[int] = ()
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    step: int,
+    extra: Mapping[str, Any] | None = None,
+    ema: Mapping[str, Tensor] | None = None,
 ) -> Snapshot:
     """Copies the state to host memory; returns when the copy is complete.
 
@@ -79,13 +103,14 @@ def snapshot(
         optimizer: its optimizer, possibly before its first step.
         scheduler: the learning rate scheduler, or None.
         step: number of finished steps.
-        exponents: exponents of the exact gradient sums, with `run.exactness` bitwise.
+        extra: what else belongs to the state: plain values and tensors by name.
+        ema: averaged weights by the names of the bare model's parameters.
     """
     start = time.monotonic()
-    entries = {key: _copy(value) for key, value in model.state_dict().items()}
+    entries = {key: _copy(value) for key, value in bare_entries(model).items()}
     rest = {
         "step": step,
-        "exponents": list(exponents),
+        "extra": _copy(dict(extra or {})),
         "kinds": _kinds(optimizer, scheduler),
         "optimizer": _copy(optimizer.state_dict()),
         "scheduler": _copy(scheduler.state_dict()) if scheduler else None,
@@ -94,7 +119,7 @@ def snapshot(
     if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.current_stream().synchronize()  # copies from a GPU are asynchronous
     tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
-    return Snapshot(step, tensors, rest, time.monotonic() - start)
+    return Snapshot(step, tensors, rest, _copy(dict(ema or {})), time.monotonic() - start)
 
 
 def restore(
@@ -117,7 +142,8 @@ def restore(
     for name in (MODEL, STATE):
         if name not in files:
             raise CheckpointError(f"{name} is missing: the checkpoint has only {', '.join(files) or 'no files'}")
-    return _load(safetensors.torch.load(files[MODEL]), _open(files[STATE]), model, optimizer, scheduler, keeps_settings)
+    rest = _open(files[STATE]) | {"ema": safetensors.torch.load(files[EMA]) if EMA in files else {}}
+    return _load(safetensors.torch.load(files[MODEL]), rest, model, optimizer, scheduler, keeps_settings)
 
 
 def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
@@ -135,7 +161,7 @@ def _load(
     keeps_settings: bool = False,
 ) -> Restored:
     entries = {**tensors, **rest["model_extra"]}
-    if difference := _difference(model.state_dict(), entries):
+    if difference := _difference(bare_entries(model), entries):
         raise _differs("model", difference, "the model has the parameters and buffers of the checkpoint")
     for role, kind in _kinds(optimizer, scheduler).items():
         if kind != rest["kinds"][role]:
@@ -146,7 +172,7 @@ def _load(
         optimizer.load_state_dict(rest["optimizer"])
     except ValueError as error:
         raise _differs("optimizer", str(error), "it has the parameter groups of the checkpoint's") from error
-    model.load_state_dict(entries, strict=True)
+    model.load_state_dict({key: entries[bare_name(model, key)] for key in model.state_dict()}, strict=True)
     if keeps_settings:
         for group, settings in zip(optimizer.param_groups, own, strict=True):
             group.update(settings)
@@ -154,7 +180,7 @@ def _load(
         _advance(scheduler, int(rest["step"]))
     elif scheduler:
         scheduler.load_state_dict(rest["scheduler"])
-    return Restored(int(rest["step"]), list(rest["exponents"]))
+    return Restored(int(rest["step"]), rest["extra"], rest["ema"])
 
 
 def _advance(scheduler: LRScheduler, num_steps: int) -> None:

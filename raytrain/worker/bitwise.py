@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from raytrain.checkpoint.state import bare_entries, bare_name
 from raytrain.errors import ConfigError
 from raytrain.events.kinds import StateDigest, WorkerEnvironment
 
@@ -76,11 +77,12 @@ class ExactSum:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], num_logical: int, exponents: Sequence[int]) -> None:
         self._parameters, self._num_logical = list(parameters), num_logical
         self.exponents = list(exponents)
-        sizes = [parameter.numel() for parameter in self._parameters]
+        shapes = [_as_real(parameter).shape for parameter in self._parameters]
+        sizes = [shape.numel() for shape in shapes]
         device = self._parameters[0].device
         self._flat = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         parts = torch.split(self._flat, sizes)
-        self._sums = [part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)]
+        self._sums = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         self._largest = torch.zeros(len(sizes), dtype=torch.float64, device=device)
         self._present = torch.zeros_like(self._largest)
 
@@ -147,7 +149,8 @@ class ExactSum:
                 continue
             exponent = self.exponents[number]
             total = self._sums[number].double()
-            parameter.grad = total.mul_(math.ldexp(1.0, -exponent) if exponent != UNKNOWN else 0.0).to(parameter.dtype)
+            total.mul_(math.ldexp(1.0, -exponent) if exponent != UNKNOWN else 0.0)
+            parameter.grad = (torch.view_as_complex(total) if parameter.is_complex() else total).to(parameter.dtype)
 
     def _set_exponents(self, numbers: list[int], largest: list[float]) -> None:
         for number in numbers:
@@ -156,8 +159,13 @@ class ExactSum:
 
 def _multipliable(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient in a format that can be multiplied by a large number."""
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense.float() if dense.dtype in (torch.bfloat16, torch.float16) else dense
+    real = _as_real(gradient)
+    return real.float() if real.dtype in (torch.bfloat16, torch.float16) else real
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Real and imaginary parts of a complex tensor, in one more dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _magnitudes(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -209,7 +217,7 @@ def tensor_digests(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     A slot is named after its parameter: "0.weight.exp_avg". Parameters of the optimizer that are not the model's are named
     "param_groups.<group>.<position>". Holds a host copy of one tensor at a time.
     """
-    entries = {**model.state_dict(), **dict(_slots(model, optimizer))}
+    entries = {**bare_entries(model), **dict(_slots(model, optimizer))}
     return {name: value_digest(value) for name, value in entries.items()}
 
 
@@ -228,7 +236,7 @@ def value_digest(value: object) -> str:
 
 
 def _slots(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: bare_name(model, name) for name, parameter in model.named_parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
             names.setdefault(parameter, f"param_groups.{number}.{position}")

@@ -14,7 +14,7 @@ from raytrain.checkpoint.saver import Saver
 from raytrain.data.loader import Loader
 from raytrain.errors import WorkersLostError
 from raytrain.events.curve import StepRecord
-from raytrain.events.kinds import GenerationFormed, Member, StateRestored, StepSkipped
+from raytrain.events.kinds import GenerationFormed, Member, OutputLine, StateRestored, StepSkipped
 from raytrain.plan import logical_workers_of
 from raytrain.rendezvous.health import READING, RESTORING, WAITING
 from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
@@ -61,7 +61,7 @@ class TrainingLoop:
             bitwise.use_deterministic_algorithms()
         context.telemetry.emit(bitwise.worker_environment(context.worker, context.device))
         state = build_state(context.spec, context.device)
-        warm_up(context, state)
+        warm_up(context.spec, state, context.device)
         store = serve_store(context.host)
         while not is_over:
             context.heartbeat.leave_generation()
@@ -90,7 +90,7 @@ class TrainingLoop:
             train_step = stack.enter_context(closing(TrainStep(spec, state, group, context.heartbeat)))
             watcher = stack.enter_context(closing(SignalWatcher(context.rendezvous, group)))
             if group.is_leader:
-                self._emit_generation(group.generation, state.step)
+                self._emit_generation(group.generation, state)
             boundary = StepBoundary(context, group, assigned, self._saver, watcher)
             agreed = boundary.run_due(state)
             while state.step < spec.num_steps and not (agreed.stop or agreed.regroup):
@@ -133,8 +133,10 @@ class TrainingLoop:
         context.telemetry.record(
             StepRecord(step, result.loss, result.weight, rows, result.learning_rate, time.time(), data_wait_s, row_ids)
         )
-        if not result.applied and group.is_leader:
-            context.telemetry.emit(StepSkipped(step=step, loss=result.loss))
+        if not result.applied:
+            if group.is_leader:
+                context.telemetry.emit(StepSkipped(step=step, loss=result.loss))
+            train_step.check_progress(batches)
         return result.signals
 
     def _handle_failure(self, loss: PeerLost) -> None:
@@ -159,7 +161,7 @@ class TrainingLoop:
             last_generation=last.number if last else 0,
         )
 
-    def _emit_generation(self, generation: Generation, step: int) -> None:
+    def _emit_generation(self, generation: Generation, state: TrainState) -> None:
         size, num_logical = len(generation.members), self._context.spec.plan.num_logical
         members = [
             Member(
@@ -169,5 +171,7 @@ class TrainingLoop:
         ]
         pause = {} if generation.cause == "start" else self._pause.parts(generation.waited_s)
         self._context.telemetry.emit(
-            GenerationFormed(generation=generation.number, step=step, members=members, cause=generation.cause, **pause)
+            GenerationFormed(generation=generation.number, step=state.step, members=members, cause=generation.cause, **pause)
         )
+        for note in state.notes if generation.cause == "start" else ():
+            self._context.telemetry.emit(OutputLine(rank=self.rank, stream="stderr", text=note))

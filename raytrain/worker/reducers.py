@@ -1,15 +1,17 @@
-"""How are gradients and buffers of the logical workers reduced over the ranks, and what does the user's loss call?
+"""How are gradients of the logical workers reduced over the ranks, and what does the user's loss call?
 
 `DdpReducer` uses PyTorch's DDP: fast, and equal for all numbers of workers up to the order of floating-point sums.
-`ExactReducer` is equal to the last bit. Both wrap the user's model; when passes happen, and what is done with the
-gradients, is decided by `TrainStep`. Runs in the worker's training thread.
+`PresentReducer` is for steps in which parameters may be unused. `ExactReducer` is equal to the last bit. All wrap the
+user's model; when passes happen, and what is done with the gradients, is decided by `TrainStep`. Each reduces the
+parameters that are trained when it is made. Runs in the worker's training thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +29,8 @@ from raytrain.worker.state import TrainState
 IN_LOSS = "in loss"
 """An activity of the training thread, besides those of `rendezvous.health`."""
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+BUCKET_BYTES = 25 << 20
+"""Bytes of gradients per all-reduce after the backward pass; DDP's default."""
 
 
 class Reducer(Protocol):
@@ -58,8 +61,8 @@ class Reducer(Protocol):
     def reduce(self) -> bool:
         """Gives the parameters the gradients of all ranks; False if the passes must be repeated first."""
 
-    def commit(self) -> None:
-        """The step is committed."""
+    def end_step(self, applied: bool) -> None:
+        """The step is committed; `applied`: False if it was skipped."""
 
     def close(self) -> None:
         """The generation ends."""
@@ -68,14 +71,16 @@ class Reducer(Protocol):
 def build_reducer(config: RunConfig, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> Reducer:
     if config.exactness == "bitwise":
         return ExactReducer(config, state, heartbeat)
-    return DdpReducer(config, state, group, heartbeat)
+    if config.find_unused_parameters:
+        return PresentReducer(state, heartbeat)
+    return DdpReducer(state, group, heartbeat)
 
 
 class DdpReducer:
     """Reduces during the last backward pass of a step."""
 
-    def __init__(self, config: RunConfig, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> None:
-        self.model: Any = DDPWrapper(state.model, config.find_unused_parameters, heartbeat)
+    def __init__(self, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> None:
+        self.model: Any = DDPWrapper(state, heartbeat)
         self._user_model, self._num_ranks = state.model, group.size
 
     @property
@@ -107,7 +112,7 @@ class DdpReducer:
             raise TaskError(_unused_parameters(self._user_model, str(error)), "loss") from None
         return True
 
-    def commit(self) -> None:
+    def end_step(self, applied: bool) -> None:
         """Nothing is kept from one step to the next."""
 
     def close(self) -> None:
@@ -119,16 +124,65 @@ class DdpReducer:
         self.model.reducer = self.model.logger = None
 
 
+class PresentReducer:
+    """Sums after the passes, over the gradients that some rank has: one that no rank has stays none."""
+
+    waits_in_backward = False
+
+    def __init__(self, state: TrainState, heartbeat: HeartbeatSender) -> None:
+        self.model: Any = CallCounter(state)
+        self._heartbeat = heartbeat
+        self._trained = [p for p in state.model.parameters() if p.requires_grad]
+
+    def loss_scale(self, planned_rows: int) -> float:
+        return 1 / planned_rows
+
+    def begin(self) -> None:
+        """Nothing to do: the gradients are none."""
+
+    def begin_pass(self, is_final: bool) -> None:
+        self.model.num_calls = 0
+
+    def end_logical_worker(self) -> None:
+        """Nothing to do: the gradients of all passes add up in the parameters."""
+
+    def idle_loss(self) -> torch.Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def reduce(self) -> bool:
+        self._heartbeat.set_activity(WAITING)
+        device = self._trained[0].device
+        present = torch.tensor([p.grad is not None for p in self._trained], dtype=torch.float32, device=device)
+        dist.all_reduce(present)
+        gradients = [_dense(p) for p, count in zip(self._trained, present.tolist(), strict=True) if count]
+        buckets = [(bucket, torch.cat([gradient.reshape(-1) for gradient in bucket])) for bucket in _buckets(gradients)]
+        for reduction in [dist.all_reduce(flat, async_op=True) for _, flat in buckets]:
+            reduction.wait()
+        for bucket, flat in buckets:
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+        return True
+
+    def end_step(self, applied: bool) -> None:
+        """Nothing is kept from one step to the next."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class ExactReducer:
     """Sums integers after the passes; see `bitwise`."""
 
     waits_in_backward = False
 
     def __init__(self, config: RunConfig, state: TrainState, heartbeat: HeartbeatSender) -> None:
-        self.model: Any = CallCounter(state.model)
+        self.model: Any = CallCounter(state)
         self._state, self._heartbeat = state, heartbeat
-        trained = [p for p in state.model.parameters() if p.requires_grad]
-        self._sum = ExactSum(trained, config.num_logical, state.exponents)
+        parameters = list(state.model.parameters())
+        self._numbers = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
+        trained = [parameters[number] for number in self._numbers]
+        self._sum = ExactSum(trained, config.num_logical, self._own_exponents())
 
     def loss_scale(self, planned_rows: int) -> float:
         return 1 / planned_rows
@@ -149,8 +203,15 @@ class ExactReducer:
         self._heartbeat.set_activity(WAITING)
         return self._sum.reduce()
 
-    def commit(self) -> None:
-        self._state.exponents = list(self._sum.exponents)
+    def end_step(self, applied: bool) -> None:
+        """A step that is skipped leaves the exponents as they were, whatever its repetitions have set."""
+        if not applied:
+            self._sum.exponents = self._own_exponents()
+        for number, exponent in zip(self._numbers, self._sum.exponents, strict=True):
+            self._state.exponents[number] = exponent
+
+    def _own_exponents(self) -> list[int]:
+        return [self._state.exponents[number] for number in self._numbers]
 
     def close(self) -> None:
         """Nothing to release."""
@@ -159,16 +220,10 @@ class ExactReducer:
 class DDPWrapper(DistributedDataParallel):
     """DDP around the user's model that can reduce on a rank without rows, and forwards the model's own attributes."""
 
-    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool, heartbeat: HeartbeatSender) -> None:
+    def __init__(self, state: TrainState, heartbeat: HeartbeatSender) -> None:
         with warnings.catch_warnings():  # the name of this argument differs between the versions of torch that we allow
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            super().__init__(
-                _IdleModel(model, find_unused_parameters),
-                broadcast_buffers=False,
-                init_sync=False,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=find_unused_parameters,
-            )
+            super().__init__(_IdleModel(state), broadcast_buffers=False, init_sync=False, gradient_as_bucket_view=True)
         self.num_calls = 0
         self._heartbeat = heartbeat
 
@@ -191,18 +246,22 @@ class DDPWrapper(DistributedDataParallel):
             idle_model: Any = super().__getattr__("module")
             return getattr(idle_model.model, name)
 
+    def __getitem__(self, key: Any) -> Any:
+        idle_model: Any = self.module
+        return idle_model.model[key]
+
 
 class CallCounter(torch.nn.Module):
     """The user's model, where no reduction happens in its passes: counts the calls and forwards the model's attributes."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, state: TrainState) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._state = state.model, state
         self.num_calls = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.num_calls += 1
-        return self.model(*args, **kwargs)
+        return self._state.forward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -211,82 +270,45 @@ class CallCounter(torch.nn.Module):
             model: Any = super().__getattr__("model")
             return getattr(model, name)
 
+    def __getitem__(self, key: Any) -> Any:
+        model: Any = self.model
+        return model[key]
+
 
 class _IdleModel(torch.nn.Module):
-    """The model, or, for a rank without rows, a zero that depends on every parameter.
+    """The model, or, for a rank without rows, a zero that depends on every parameter that is trained."""
 
-    If parameters may be unused, the zero depends on one parameter only: one that no rank uses must stay without a gradient,
-    since an optimizer would decay it on a gradient of zero, but only with so many workers that one of them is idle.
-    """
-
-    def __init__(self, model: torch.nn.Module, find_unused_parameters: bool) -> None:
+    def __init__(self, state: TrainState) -> None:
         super().__init__()
-        self.model, self._find_unused_parameters = model, find_unused_parameters
+        self.model, self._state = state.model, state
 
     def forward(self, *args: Any, idle: bool = False, **kwargs: Any) -> Any:
         if not idle:
-            return self.model(*args, **kwargs)
-        trained = [p for p in self.model.parameters() if p.requires_grad][: 1 if self._find_unused_parameters else None]
-        return torch.stack([(p.reshape(-1)[:1] * 0).sum() for p in trained]).sum()
+            return self._state.forward(*args, **kwargs)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return sum((p.reshape(-1)[:1] * 0).sum() for p in trained)
 
 
-class BufferReducer:
-    """Buffers that a forward pass updates (BatchNorm statistics), made independent of the number of ranks.
+def _dense(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter's gradient, dense, and zero where this rank has none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.layout != torch.strided:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad
 
-    Each logical worker starts from the values at the beginning of the step; the results are averaged over the logical
-    workers that had rows. Only persistent buffers take part; integers (num_batches_tracked) take the maximum.
 
-    Args:
-        model: the model whose buffers they are.
-        num_terms: 1, or the number of logical workers: then each has a term of its own, and the terms are added in their
-            order, a sum of floats that does not depend on the ranks, at `num_terms` times the memory.
-    """
-
-    def __init__(self, model: torch.nn.Module, num_terms: int = 1) -> None:
-        self._num_terms = num_terms
-        persistent = model.state_dict(keep_vars=True)
-        buffers = [buffer for name, buffer in model.named_buffers() if name in persistent]
-        self._averaged = [b for b in buffers if b.is_floating_point()]
-        self._counters = [b for b in buffers if b.dtype in _INTEGERS]
-        self._all = [*self._averaged, *self._counters]
-        self._start: list[torch.Tensor] = []
-
-    def begin(self) -> None:
-        """Starts a step."""
-        self._start = [b.detach().clone() for b in self._all]
-        self._sums = [b.new_zeros((self._num_terms, *b.shape), dtype=torch.float64) for b in self._averaged]
-        self._largest = [c.detach().clone() for c in self._counters]
-        self._num_collected = 0
-
-    def rewind(self) -> None:
-        """Resets the model's buffers to the beginning of the step."""
-        self.assign(self._start)
-
-    def collect(self, logical: int) -> None:
-        """Adds the values after the passes of a logical worker."""
-        for sums, buffer in zip(self._sums, self._averaged, strict=True):
-            sums[logical % self._num_terms] += buffer.detach()
-        for largest, counter in zip(self._largest, self._counters, strict=True):
-            torch.maximum(largest, counter, out=largest)
-        self._num_collected += 1
-
-    def reduce(self, group: Group) -> list[torch.Tensor]:
-        """Returns the values after the step, over all ranks, for `assign`."""
-        if not self._all:
-            return []
-        count = torch.tensor([float(self._num_collected)], dtype=torch.float64, device=group.device)
-        flat = group.all_reduce(torch.cat([count, *(sums.reshape(-1) for sums in self._sums)]))
-        parts = torch.split(flat[1:], [sums.numel() for sums in self._sums])
-        totals = [part.view_as(sums).sum(0) for part, sums in zip(parts, self._sums, strict=True)]
-        for largest in self._largest:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        means = [(total / flat[0]).to(buffer.dtype) for total, buffer in zip(totals, self._averaged, strict=True)]
-        return [*means, *self._largest]
-
-    def assign(self, values: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, value in zip(self._all, values, strict=True):
-                buffer.copy_(value)
+def _buckets(gradients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Gradients of one dtype each, in order, of about `BUCKET_BYTES`."""
+    for _, group in itertools.groupby(gradients, key=lambda gradient: gradient.dtype):
+        bucket: list[torch.Tensor] = []
+        for gradient in group:
+            bucket.append(gradient)
+            if sum(g.nbytes for g in bucket) >= BUCKET_BYTES:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket
 
 
 def _unused_parameters(model: torch.nn.Module, message: str) -> str:

@@ -7,22 +7,35 @@ latest evaluation. Runs in the worker's training thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from raytrain.checkpoint.manifest import CLONED_FROM, best_of
-from raytrain.checkpoint.state import Snapshot, restore, restore_bytes, snapshot
+from raytrain.checkpoint.state import Restored, Snapshot, restore, restore_bytes, snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
-from raytrain.errors import ConfigError, RaytrainError, TaskError
+from raytrain.data.loader import to_tensors
+from raytrain.errors import RaytrainError, ResumeError, TaskError
 from raytrain.rendezvous.state import NO_STATE
-from raytrain.worker.bitwise import UNKNOWN
+from raytrain.worker.bitwise import UNKNOWN, deterministic_kernels_only
+from raytrain.worker.buffers import buffer_places, is_persistent, read, write
 from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group, PeerLost
-from raytrain.worker.hooks import seed_everything, user_code
+from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, seed_everything, user_code
+from raytrain.worker.model import (
+    Ema,
+    check_model,
+    check_optimizer,
+    kept_in_eval_mode,
+    materialize,
+    modes_of,
+    set_modes,
+    set_trained,
+    trained_names,
+)
 
 
 class StateMismatch(RaytrainError):
@@ -52,23 +65,76 @@ class TrainState:
     step: int = NO_STATE
     evaluation: EvaluationState = field(default_factory=EvaluationState)
     exponents: list[int] = field(default_factory=list)
-    """Of the trained parameters' gradients, see `bitwise`; empty in default mode."""
+    """Of the parameters' gradients, see `bitwise`; empty in default mode."""
+    ema: Ema | None = None
+    last_applied: tuple[int, float] = (NO_STATE, math.nan)
+    """Finished steps after the latest step that was not skipped, and its loss."""
+    written_buffers: list[str] = field(default_factory=list)
+    """Those that a pass writes; known after the warm-up, and the same on all workers."""
+    notes: list[str] = field(default_factory=list)
+    """What the user is told when the run starts."""
+    forward: Callable[..., Any] = field(init=False)
+    """What a call of the model runs: the model, compiled once in the life of this process where `run.compile` is set."""
+
+    def __post_init__(self) -> None:
+        self.forward = self.model
+        self._modes = modes_of(self.model)
+        self._trained_at_start = trained_names(self.model)
+
+    def set_train_mode(self) -> None:
+        set_modes(self.model, self._modes)
+
+    def clear_gradients(self) -> None:
+        """Also those of parameters that no optimizer has."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def snapshot(self) -> Snapshot:
-        return snapshot(self.model, self.optimizer, self.scheduler, self.step, self.exponents)
+        places = buffer_places(self.model)
+        extra = {
+            "exponents": self.exponents,
+            "last_applied": list(self.last_applied),
+            "trained": {"at_start": self._trained_at_start, "now": trained_names(self.model)},
+            "buffers": {name: read(places[name]) for name in self.written_buffers if not is_persistent(places[name])},
+        }
+        averages = self.ema.values() if self.ema else None
+        return snapshot(self.model, self.optimizer, self.scheduler, self.step, extra, averages)
 
     def load_checkpoint(self, files: Mapping[str, bytes], keeps_settings: bool = False) -> None:
         """Loads a checkpoint; see `checkpoint.state.restore`, also for the errors."""
-        self._set(*restore(files, self.model, self.optimizer, self.scheduler, keeps_settings))
+        self._set(restore(files, self.model, self.optimizer, self.scheduler, keeps_settings), keeps_settings)
 
     def load_bytes(self, data: bytes) -> None:
         """Loads the state that a peer has sent."""
-        self._set(*restore_bytes(data, self.model, self.optimizer, self.scheduler))
+        self._set(restore_bytes(data, self.model, self.optimizer, self.scheduler))
 
-    def _set(self, step: int, exponents: list[int]) -> None:
-        self.step = step
-        if self.exponents and len(exponents) == len(self.exponents):  # saved in bitwise mode, too
-            self.exponents = exponents
+    def _set(self, restored: Restored, keeps_settings: bool = False) -> None:
+        """Sets what belongs to the state besides model, optimizer and scheduler.
+
+        Raises:
+            ResumeError: other parameters are trained, or there is no average of the weights to go on with.
+        """
+        self.step, extra = restored.step, restored.extra
+        if self.exponents and extra["exponents"]:  # saved in bitwise mode, too
+            self.exponents = list(extra["exponents"])
+        applied_at, loss = extra["last_applied"]
+        self.last_applied = (int(applied_at), float(loss))
+        if not keeps_settings:
+            saved = extra["trained"]["at_start"]
+            if changed := sorted(set(saved) ^ set(self._trained_at_start)):
+                rule = "the parameters with requires_grad at the start are those of the run"
+                fix = "restore requires_grad in model(), or choose another run.name"
+                raise ResumeError("model", f"frozen or unfrozen: {', '.join(changed[:3])}", rule, fix)
+            set_trained(self.model, extra["trained"]["now"])
+        places = buffer_places(self.model)
+        for name, value in extra["buffers"].items():
+            if name in places:
+                write(places[name], value)
+        if self.ema and restored.ema:
+            self.ema.load(restored.ema)
+        elif self.ema:
+            rule, fix = "the checkpoint has averaged weights", "leave run.ema_decay out, or choose another run.name"
+            raise ResumeError("run.ema_decay", "set", rule, fix)
 
     @property
     def learning_rate(self) -> float:
@@ -88,17 +154,49 @@ def build_state(spec: RunSpec, device: torch.device) -> TrainState:
         model = task.model()
     _check_type("model", model, torch.nn.Module)
     model = model.to(device)
-    num_trained = sum(parameter.requires_grad for parameter in model.parameters())
-    if not num_trained:
-        rule = "has a parameter with requires_grad, since there is nothing to train otherwise"
-        raise ConfigError(f"{type(task).__name__}.model", "no parameter that is trained", rule, "unfreeze a parameter")
+    materialize(model, lambda: Sample(spec, device).run_pass(model))
+    check_model(model, f"{type(task).__name__}.model")
     with user_code("optimizer"):
         optimizer = task.optimizer(model)
     _check_type("optimizer", optimizer, torch.optim.Optimizer)
+    left_out = check_optimizer(model, optimizer)
     with user_code("scheduler"):
         scheduler = task.scheduler(optimizer, spec.num_steps)
-    exponents = [UNKNOWN] * num_trained if config.exactness == "bitwise" else []
-    return TrainState(model, optimizer, scheduler, exponents=exponents)
+    exponents = [UNKNOWN] * len(list(model.parameters())) if config.exactness == "bitwise" else []
+    ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
+    state = TrainState(model, optimizer, scheduler, exponents=exponents, ema=ema)
+    if left_out:
+        state.notes.append(f"the optimizer does not have {_some(left_out)}, which have gradients")
+    if names := kept_in_eval_mode(model, modes_of(model)):
+        state.notes.append(f"model() has left {_some(names)} in eval mode, where they stay")
+    if config.compile:
+        state.forward = torch.compile(model)
+    return state
+
+
+class Sample:
+    """Some of the rows of the first step, for passes before the training; their number follows from the plan."""
+
+    def __init__(self, spec: RunSpec, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        row_ids = spec.plan.row_ids(0, 0)
+        self.pass_rows = min(spec.config.micro_batch or len(row_ids), len(row_ids))
+        """Rows of one pass."""
+        self._row_ids = row_ids[: 2 * self.pass_rows]
+        self.num_rows = len(self._row_ids)
+
+    def run_pass(self, model: Any, rows: slice | None = None) -> torch.Tensor:
+        """The summed loss of a forward pass over some rows (by default those of one pass), seeded alike each time."""
+        spec, row_ids = self._spec, self._row_ids[rows or slice(0, self.pass_rows)]
+        columns = spec.sources["train"].take(row_ids)
+        if (transform := own_transform(spec.task)) is not None:
+            with user_code("transform"):
+                columns = transform(columns)
+        batch = on_device(to_tensors(columns), self._device)
+        seed_everything(spec.config.seed, 1, 0)
+        modes = user_code("loss in the warm-up pass"), autocast(spec.config.precision, self._device)
+        with modes[0], deterministic_kernels_only(), modes[1]:
+            return as_sum(spec.task.loss(model, batch), len(row_ids), "loss")[0]
 
 
 def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
@@ -152,6 +250,10 @@ def checksum(state: TrainState) -> tuple[int, int]:
     return int(sums[0]), int(sums[1])
 
 
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def _check_type(hook: str, value: object, expected: type) -> None:
     if not isinstance(value, expected):
         wanted = f"{expected.__module__}.{expected.__name__}"
@@ -171,6 +273,9 @@ def _all_equal(group: Group, value: object) -> bool:
 
 def _tensors(state: TrainState) -> Iterator[torch.Tensor]:
     yield from state.model.state_dict().values()
+    places = buffer_places(state.model)
+    yield from (read(places[name]) for name in state.written_buffers if not is_persistent(places[name]))
+    yield from state.ema.values().values() if state.ema else ()
     yield torch.tensor(state.exponents, dtype=torch.int64)
     for slots in state.optimizer.state_dict()["state"].values():
         values: list[Any] = list(slots.values()) if isinstance(slots, dict) else []

@@ -13,19 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from raytrain.data.loader import MicroBatch, to_tensors
+from raytrain.data.loader import MicroBatch
 from raytrain.errors import TaskError
 from raytrain.events.row_ids import pack
 from raytrain.plan import Plan
 from raytrain.rendezvous.health import WAITING
 from raytrain.rendezvous.state import Signals
 from raytrain.worker.bitwise import deterministic_kernels_only
-from raytrain.worker.context import RunSpec, WorkerContext
+from raytrain.worker.buffers import BufferReducer, WriteGuard, find_written, unchanged_buffers
+from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.heartbeat import HeartbeatSender
-from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, seed_everything, user_code
-from raytrain.worker.reducers import IN_LOSS, BufferReducer, build_reducer
-from raytrain.worker.state import TrainState
+from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.model import check_gradients, check_parameter_groups, first_not_finite
+from raytrain.worker.reducers import IN_LOSS, build_reducer
+from raytrain.worker.state import Sample, TrainState
 
 IN_BACKWARD, IN_OPTIMIZER = "in a backward pass", "in the optimizer"
 """Activities of the training thread, besides those of `rendezvous.health`."""
@@ -61,9 +63,13 @@ class TrainStep:
 
     def __init__(self, spec: RunSpec, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> None:
         self._task, self._config, self._state, self._group, self._heartbeat = spec.task, spec.config, state, group, heartbeat
-        self._reducer = build_reducer(spec.config, state, group, heartbeat)
-        self._buffers = BufferReducer(state.model, spec.config.num_logical if spec.config.exactness == "bitwise" else 1)
-        self._trained = [p for p in state.model.parameters() if p.requires_grad]
+        self._num_steps = spec.num_steps
+        num_terms = spec.config.num_logical if spec.config.exactness == "bitwise" else 1
+        self._buffers = BufferReducer(state.model, state.written_buffers, num_terms)
+        self._guard = WriteGuard(state.model, state.written_buffers)
+        self._group_sizes = [len(group["params"]) for group in state.optimizer.param_groups]
+        self._parameters = list(state.model.parameters())
+        self._begin_reducer()
 
     def run(self, batches: StepBatches, planned_rows: int, pending: Signals) -> StepResult:
         """Takes step `state.step` and advances the state.
@@ -77,22 +83,51 @@ class TrainStep:
             PeerLost: a peer is gone (raised by the block of `process_group`); the state is as it was before.
             TaskError: the user's code raised.
         """
-        self._state.model.train()
-        self._state.optimizer.zero_grad()
+        self._state.set_train_mode()
+        if self._is_trained != [parameter.requires_grad for parameter in self._parameters]:
+            self._reducer.close()  # parameters were frozen or unfrozen since the last step, on all ranks alike
+            self._begin_reducer()
         totals, buffers = self._reduce(batches, planned_rows, pending)
         if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
             torch.cuda.current_stream(self._group.device).synchronize()
         return self._commit(totals, planned_rows, buffers)
 
+    def check_progress(self, batches: StepBatches) -> None:
+        """Call it after a step that was skipped.
+
+        Raises:
+            TaskError: too many steps in a row were skipped, or all steps of the run.
+        """
+        step, (applied_at, loss) = self._state.step, self._state.last_applied
+        is_over = step == self._num_steps and applied_at < 0
+        if step - max(applied_at, 0) < self._config.max_skipped and not is_over:
+            return
+        columns = {name: column for micros in batches.values() for m in micros for name, column in m.columns.items()}
+        found = self._group.all_gather_object(first_not_finite(self._state.model, columns))
+        culprit = next((f"{name} on rank {rank}" for rank, name in enumerate(found) if name), "the loss alone")
+        last = f"the last finite loss was {loss:.6g}, in step {applied_at - 1}" if applied_at > 0 else "no loss was finite"
+        first = max(applied_at, 0)
+        raise TaskError(
+            f"{step - first} steps in a row were skipped since step {first}, since loss or gradient was not finite; {last}. "
+            f"Not finite in step {step - 1}: {culprit}. Lower the learning rate, clean the data, or raise run.max_skipped",
+            "loss",
+        )
+
     def close(self) -> None:
         """Releases what would keep the process group from being destroyed."""
         self._reducer.close()
 
+    def _begin_reducer(self) -> None:
+        self._is_trained = [parameter.requires_grad for parameter in self._parameters]
+        self._reducer = build_reducer(self._config, self._state, self._group, self._heartbeat)
+
     def _reduce(self, batches: StepBatches, planned_rows: int, pending: Signals) -> tuple[list[float], list[torch.Tensor]]:
         """Runs and reduces the passes, again if the reducer asks for it; returns totals and buffers."""
+        self._buffers.begin()
+        self._guard.begin()
         for _ in range(MAX_ATTEMPTS):
+            self._state.clear_gradients()
             self._reducer.begin()
-            self._buffers.begin()
             try:
                 totals = self._run_passes(batches, planned_rows, pending)
                 is_reduced = self._reducer.reduce()
@@ -130,9 +165,10 @@ class TrainStep:
             if is_last:
                 self._buffers.collect(logical)
                 reducer.end_logical_worker()
-        if work is None:  # this rank has no rows in this short step
+        if work is None:  # this rank has no rows in this short step; its collectives come in the order of the others'
+            idle_loss = reducer.idle_loss()
             work = self._group.all_reduce_async(vector)
-            if (idle_loss := reducer.idle_loss()) is not None:
+            if idle_loss is not None:
                 self._backward(idle_loss)
         work.wait()
         values = vector.tolist()
@@ -144,7 +180,18 @@ class TrainStep:
         where = f"loss at step {self._state.step} on rank {self._group.rank}"
         self._heartbeat.set_activity(IN_LOSS)
         with user_code(where), autocast(self._config.precision, device):
-            return as_sum(self._task.loss(self._reducer.model, batch), len(micro.row_ids), "loss")
+            result = as_sum(self._task.loss(self._reducer.model, batch), len(micro.row_ids), "loss")
+        self._check_written()
+        return result
+
+    def _check_written(self) -> None:
+        """Raises TaskError if a pass has changed what only the commit may change, since other ranks see other rows."""
+        if names := self._guard.find_frozen_or_unfrozen():
+            fix = "do it between steps, in a hook of the optimizer (register_step_post_hook) or in the scheduler's step"
+            raise TaskError(f"loss has frozen or unfrozen parameters: {', '.join(names[:3])}; {fix}", "loss")
+        if names := self._guard.find_written():
+            fix = "it may write what its first pass in the warm-up writes; change the rest in a hook of the optimizer"
+            raise TaskError(f"loss has written {', '.join(names[:3])}, which no pass wrote before; {fix}", "loss")
 
     def _backward(self, loss: torch.Tensor) -> None:
         self._heartbeat.set_activity(WAITING if self._reducer.waits_in_backward else IN_BACKWARD)
@@ -160,46 +207,53 @@ class TrainStep:
         """Applies the step. Nothing can fail from here on but the user's own optimizer or scheduler."""
         loss_sum, weight, regroup, save, stop = totals
         state, config = self._state, self._config
-        gradients = [p.grad for p in self._trained if p.grad is not None]
+        trained = [parameter for parameter in self._parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         if weight != planned_rows and weight:
             torch._foreach_mul_(gradients, planned_rows / weight)
         norm = _sum(gradients) if config.clip_norm is None else torch.nn.utils.get_total_norm(gradients)
         applied = math.isfinite(loss_sum) and math.isfinite(weight) and bool(norm.isfinite())
         if applied and config.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._trained, config.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(trained, config.clip_norm, norm)
         learning_rate = state.learning_rate
         self._heartbeat.set_activity(IN_OPTIMIZER)
         if applied:
+            self._buffers.assign(buffers)
+            seed_everything(config.seed, state.step + 1, config.num_logical)  # after those of the logical workers
             with user_code(f"optimizer at step {state.step} on rank {self._group.rank}"):
                 state.optimizer.step()
                 if state.scheduler is not None:
                     state.scheduler.step()
-            self._buffers.assign(buffers)
-            self._reducer.commit()
+            check_parameter_groups(state.optimizer, self._group_sizes)
+            if state.ema is not None:
+                state.ema.update()
+            state.last_applied = (state.step + 1, loss_sum / weight if weight else 0.0)
+        self._reducer.end_step(applied)
         state.step += 1
         self._heartbeat.finish_step(state.step)
         signals = Signals(regroup=regroup > 0, save=save > 0, stop=stop > 0)
         return StepResult(loss_sum / weight if weight else 0.0, weight, applied, signals, learning_rate)
 
 
-def warm_up(context: WorkerContext, state: TrainState) -> None:
-    """Runs one forward and backward pass that leaves no trace, so that whatever a first pass sets up is set up."""
-    spec, device = context.spec, context.device
-    rows = spec.plan.row_ids(0, 0)[: spec.config.micro_batch]
-    columns = spec.sources["train"].take(rows)
-    if (transform := own_transform(spec.task)) is not None:
-        with user_code("transform"):
-            columns = transform(columns)
-    buffers = BufferReducer(state.model)
-    buffers.begin()
-    state.model.train()
-    batch = on_device(to_tensors(columns), device)
-    with user_code("loss in the warm-up pass"), deterministic_kernels_only():
-        with autocast(spec.config.precision, device):
-            loss, _ = as_sum(spec.task.loss(state.model, batch), len(rows), "loss")
-        loss.backward()  # type: ignore[no-untyped-call]
-    state.optimizer.zero_grad()
-    buffers.rewind()
+def warm_up(spec: RunSpec, state: TrainState, device: torch.device) -> None:
+    """Runs one forward and backward pass that leaves no trace, and looks at what it did: the same on all workers.
+
+    Raises:
+        ConfigError: the model or the gradients are of a kind that cannot be kept equal for any number of workers.
+        TaskError: the loss raised.
+    """
+    config, sample = spec.config, Sample(spec, device)
+    state.set_train_mode()
+    with unchanged_buffers(state.model):
+        loss = sample.run_pass(state.forward)
+        with user_code("the backward pass in the warm-up"), deterministic_kernels_only():
+            loss.backward()  # type: ignore[no-untyped-call]
+    check_gradients(state.model, config.clip_norm is not None, config.exactness == "bitwise")
+    state.clear_gradients()
+    num_rows, in_pass = sample.num_rows, sample.pass_rows
+    other = slice(num_rows - in_pass + (in_pass > 2), num_rows)  # other rows, and another number of them where it can be
+    first = slice(0, in_pass)
+    state.written_buffers = find_written(state.model, lambda rows: sample.run_pass(state.model, rows), first, other)
 
 
 def gather_row_ids(group: Group, plan: Plan, step: int, batches: StepBatches) -> str:

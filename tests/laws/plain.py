@@ -18,6 +18,8 @@ class Plain:
     losses: list[float]
     learning_rates: list[float]
     model: dict[str, torch.Tensor]
+    average: dict[str, torch.Tensor]
+    """Exponential moving average of the parameters, if there is a decay."""
 
 
 def seed(*parts: int) -> None:
@@ -28,43 +30,68 @@ def seed(*parts: int) -> None:
 
 
 def train(
-    task: Any, columns: dict[str, np.ndarray], rows: list[list[np.ndarray]], run_seed: int, clip: float | None
+    task: Any,
+    columns: dict[str, np.ndarray],
+    rows: list[list[np.ndarray]],
+    run_seed: int,
+    clip: float | None,
+    ema_decay: float | None = None,
 ) -> Plain:
     """Trains on `rows[step][logical]`, in one process, one pass for each logical worker."""
     torch.set_num_threads(1)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
     seed(run_seed)
     model = task.model()
+    modes = {module: module.training for module in model.modules()}
+    if any(map(torch.nn.parameter.is_lazy, model.parameters())):
+        seed(run_seed, 1, 0)
+        task.loss(model.eval(), {name: column[rows[0][0]] for name, column in tensors.items()})
     optimizer = task.optimizer(model)
     scheduler = task.scheduler(optimizer, len(rows))
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
+    average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     losses, rates = [], []
     for step, shares in enumerate(rows):
-        optimizer.zero_grad()
         model.train()
-        start = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        ends: list[dict[str, torch.Tensor]] = []
-        total, weight, num_rows = 0.0, 0.0, sum(map(len, shares))
-        for logical, share in enumerate(shares):
-            if not len(share):
-                continue
-            for name, buffer in model.named_buffers():
-                buffer.copy_(start[name])
-            seed(run_seed, step + 1, logical)
-            loss = task.loss(model, {name: column[share] for name, column in tensors.items()})
-            value, count = loss if isinstance(loss, tuple) else (loss.sum(), len(share))
-            (value / num_rows).backward()
-            total, weight = total + float(value.detach()), weight + float(count)
-            ends.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+        for module, is_training in modes.items():
+            module.training = is_training
         for parameter in model.parameters():
-            parameter.grad *= num_rows / weight
+            parameter.grad = None
+        loss = one_pass_each(task, model, tensors, shares, (run_seed, step + 1))
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         rates.append(optimizer.param_groups[0]["lr"])
+        seed(run_seed, step + 1, len(shares))
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
+        for name, parameter in model.named_parameters():
+            average[name].lerp_(parameter.detach(), 1 - (ema_decay or 0.0))
+        losses.append(loss)
+    return Plain(losses, rates, {name: value.clone() for name, value in model.state_dict().items()}, average)
+
+
+def one_pass_each(task: Any, model: Any, tensors: Any, shares: list[np.ndarray], seeds: tuple[int, int]) -> float:
+    """Leaves the gradient of the mean loss in the parameters, and in written buffers the mean over the passes."""
+    start = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    ends: list[dict[str, torch.Tensor]] = []
+    total, weight, num_rows = 0.0, 0.0, sum(map(len, shares))
+    for logical, share in enumerate(shares):
+        if not len(share):
+            continue
         for name, buffer in model.named_buffers():
+            if not torch.equal(buffer, start[name]):
+                buffer.copy_(start[name])
+        seed(*seeds, logical)
+        loss = task.loss(model, {name: column[share] for name, column in tensors.items()})
+        value, count = loss if isinstance(loss, tuple) else (loss.sum(), len(share))
+        (value / num_rows).backward()
+        total, weight = total + float(value.detach()), weight + float(count)
+        ends.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= num_rows / weight
+    for name, buffer in model.named_buffers():
+        if any(not torch.equal(end[name], start[name]) for end in ends):
             values = torch.stack([end[name].double() for end in ends])
             buffer.copy_(values.mean(0) if buffer.is_floating_point() else values.max(0).values)
-        losses.append(total / weight)
-    return Plain(losses, rates, {name: value.clone() for name, value in model.state_dict().items()})
+    return total / weight

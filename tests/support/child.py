@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 import torch
+from ray.exceptions import RayError
 
 from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.store import CheckpointStore
@@ -23,7 +27,7 @@ from raytrain.worker.loop import TrainingLoop
 from raytrain.worker.state import TrainState
 from raytrain.worker.step import TrainStep
 from raytrain.worker.telemetry import Telemetry
-from tests.support.local import ChildJob, Kill, kill_self
+from tests.support.local import ChildJob, Kill
 
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before reading": (Loader, "step", True),
@@ -48,11 +52,20 @@ class Pipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()
+        self._is_over = False
 
     def ask(self, message: Any) -> Any:
         with self._lock:
+            if self._is_over:
+                raise RayError("this worker is no more")
             self._connection.send(message)
             return self._connection.recv()
+
+    def finish(self) -> None:
+        """Says that nothing more comes, though the process lives on."""
+        with self._lock:
+            self._is_over = True
+            self._connection.send(None)
 
 
 class PipeRendezvous:
@@ -79,10 +92,38 @@ class PipeRendezvous:
         self.ask("close")
 
 
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killed(BaseException):
+    """Ends a worker in a process that lives on: its process group breaks, and nothing more is heard of it."""
+
+
+def run_children(jobs: Connection) -> None:
+    """Target of a process that is one worker after the other: takes jobs with the pipes of their calls and events."""
+    global kill_self  # noqa: PLW0603
+    kill_self = _raise_killed
+    while (job := jobs.recv()) is not None:
+        run_child(*job)
+        torch.use_deterministic_algorithms(False)
+
+
+def _raise_killed() -> None:
+    raise Killed
+
+
 def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
     """Target of a worker's process."""
     torch.set_num_threads(1)
-    rendezvous, writer = PipeRendezvous(Pipe(calls)), Pipe(events)
+    pipes = Pipe(calls), Pipe(events)
+    with ExitStack() as patches, suppress(Killed):
+        _run_worker(job, PipeRendezvous(pipes[0]), pipes[1], patches)
+    for pipe in pipes:
+        pipe.finish()
+
+
+def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches: ExitStack) -> None:
     telemetry = Telemetry(lambda events, timeout_s: writer.ask(events))
     schedule = job.schedule
     context = WorkerContext(
@@ -98,21 +139,25 @@ def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
         device=torch.device("cpu"),
     )
     try:
-        state_of = _remember_state()
+        state_of = _remember_state(patches)
         for step, request in ((job.hold, "hold"), (job.abandon, "abandon")):
             if step is not None:
-                _ask_before(step, request, rendezvous)
+                _ask_before(step, request, rendezvous, patches)
         for kill in job.kills:
-            _plant(kill, state_of, rendezvous)
+            _plant(kill, state_of, rendezvous, patches)
         TrainingLoop(context).run()
         telemetry.close()
         rendezvous.ask("done")
+    except Killed:
+        telemetry._closed.set()
+        context.heartbeat.close()
+        raise
     except BaseException as error:  # noqa: BLE001 - it is raised again in the test
         telemetry.close()
         rendezvous.ask("error", error)
 
 
-def _remember_state() -> Callable[[], TrainState | None]:
+def _remember_state(patches: ExitStack) -> Callable[[], TrainState | None]:
     """How to get at the state of the loop that will be built in this process."""
     states: list[TrainState] = []
     build = loop.build_state
@@ -121,11 +166,11 @@ def _remember_state() -> Callable[[], TrainState | None]:
         states.append(build(*args))
         return states[-1]
 
-    loop.build_state = remembering
+    patches.enter_context(mock.patch.object(loop, "build_state", remembering))
     return lambda: states[-1] if states else None
 
 
-def _ask_before(step: int, request: str, rendezvous: PipeRendezvous) -> None:
+def _ask_before(step: int, request: str, rendezvous: PipeRendezvous, patches: ExitStack) -> None:
     original = Loader.step
 
     def holding(self: Loader, wanted: int) -> Any:
@@ -133,10 +178,10 @@ def _ask_before(step: int, request: str, rendezvous: PipeRendezvous) -> None:
             rendezvous.ask(request)
         return original(self, wanted)
 
-    Loader.step = holding  # type: ignore[method-assign]
+    patches.enter_context(mock.patch.object(Loader, "step", holding))
 
 
-def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: PipeRendezvous) -> None:
+def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: PipeRendezvous, patches: ExitStack) -> None:
     owner, name, before = PLACES[kill.place]
     original = getattr(owner, name)
 
@@ -153,4 +198,4 @@ def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: Pi
             kill_self()
         return result
 
-    setattr(owner, name, wrapped)
+    patches.enter_context(mock.patch.object(owner, name, wrapped))

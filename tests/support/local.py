@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -120,29 +118,34 @@ class LocalRun:
             self._state.stop_requested = True
 
     def _start(self) -> None:
-        from tests.support.child import run_child
-
         with self._lock:
             name = f"w{len(self._children)}"
-            (calls, their_calls), (events, their_events) = CONTEXT.Pipe(), CONTEXT.Pipe()
             kills, plot = tuple(kill for kill in self.plot.kills if kill.worker == name), self.plot
             job = ChildJob(name, self.task, self.config, self._schedule, str(self.storage), kills, plot.hold, plot.abandon)
-            process = CONTEXT.Process(target=run_child, args=(job, their_calls, their_events), daemon=True)
-            process.start()
-            their_calls.close()
-            their_events.close()
+            process, calls, events = self._launch(job)
             self._children[name] = _Child(process)
             self._state.expect(name)
             threading.Thread(target=self._serve_calls, args=(name, calls), daemon=True).start()
             self._event_threads.append(threading.Thread(target=self._serve_events, args=(events,), daemon=True))
             self._event_threads[-1].start()
 
+    def _launch(self, job: ChildJob) -> tuple[Any, Connection, Connection]:
+        """Starts a process; returns it with the pipes of its calls and of its events."""
+        from tests.support.child import run_child
+
+        (calls, their_calls), (events, their_events) = CONTEXT.Pipe(), CONTEXT.Pipe()
+        process = CONTEXT.Process(target=run_child, args=(job, their_calls, their_events), daemon=True)
+        process.start()
+        their_calls.close()
+        their_events.close()
+        return process, calls, events
+
     def _serve_calls(self, name: str, pipe: Connection) -> None:
         """Answers one child until it goes."""
         child = self._children[name]
         with contextlib.suppress(EOFError, OSError):
-            while True:
-                request, argument = pipe.recv()
+            while (message := pipe.recv()) is not None:
+                request, argument = message
                 pipe.send(getattr(self, f"_on_{request}")(child, argument))
         with self._lock:
             self._state.min_workers = 1
@@ -204,8 +207,7 @@ class LocalRun:
     def _serve_events(self, pipe: Connection) -> None:
         """Takes the events of one child until it goes; each delivery is confirmed when it is in the log."""
         with contextlib.suppress(EOFError, OSError):
-            while True:
-                events = pipe.recv()
+            while (events := pipe.recv()) is not None:
                 with self._lock:
                     self._log.append(events)
                     self._has_saved |= any(isinstance(event, CheckpointSaved) for event in events)
@@ -244,7 +246,3 @@ class ChildJob:
     kills: tuple[Kill, ...]
     hold: int | None
     abandon: int | None
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)

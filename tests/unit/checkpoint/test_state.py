@@ -160,7 +160,7 @@ print(state["step"], optimizer.param_groups[0]["lr"], model.head.weight.sum().it
     command = [sys.executable, "-c", script]
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
     expected = training.model.get_parameter("head.weight").sum().item()
-    keys = ["exponents", "kinds", "model_extra", "optimizer", "scheduler", "step"]
+    keys = ["extra", "kinds", "model_extra", "optimizer", "scheduler", "step"]
     assert out == f"3 {training.settings()[0]['lr']} {expected} {keys}\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from raytrain.data.loader import Batch, MicroBatch
 from raytrain.errors import TaskError
 from raytrain.rendezvous.health import WAITING
 from raytrain.rendezvous.state import Signals
+from raytrain.worker.bitwise import value_digest
 from raytrain.worker.group import Group, PeerLost, peer_loss
-from raytrain.worker.state import build_state, checksum
-from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, StepResult, TrainStep
+from raytrain.worker.state import TrainState, build_state, checksum
+from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, StepResult, TrainStep, warm_up
 from tests.laws.compare import assert_same, by_hand
 from tests.laws.compare import settings as law_settings
 from tests.support.local import Kill, LocalRun, Plot
@@ -39,6 +41,7 @@ class Bench:
     def __init__(self, task: Any, group: Group, **settings: Any) -> None:
         self.task, spec = task, spec_of(task, **{"steps": 20} | settings)
         self.state = build_state(spec, CPU)
+        warm_up(spec, self.state, CPU)
         self.state.step = 0
         self.heartbeat = FakeHeartbeat()
         self.train_step = TrainStep(spec, self.state, group, self.heartbeat)
@@ -202,7 +205,7 @@ def test_the_models_own_attributes_can_be_used(bench: Make) -> None:
         pytest.param(ByMethod(), ["loss did not call the model"], id="r14 a loss that bypasses the model's forward"),
         pytest.param(
             BrokenBackward(),
-            ["ValueError: a wrong gradient", "the backward pass at step 0 on rank 0"],
+            ["ValueError: a wrong gradient", "the backward pass in the warm-up"],
             id="r16 an error in the backward pass is the user's",
         ),
     ],
@@ -253,6 +256,98 @@ def test_r3_a_gradient_that_is_not_finite_changes_only_the_step_number(clip_norm
     result = one.run()
     assert (result.loss, result.applied, one.state.step) == (0.0, False, 1)
     assert checksum(one.state) == before
+
+
+def everything(state: TrainState) -> dict[str, str]:
+    """Digests of all that a step changes."""
+    taken = state.snapshot()
+    return {
+        name: value_digest(value) for name, value in {**taken.model, **taken.rest, **taken.ema}.items() if name != "step"
+    }
+
+
+class Outgrown(WithBatchNorm):
+    """A gradient that outgrows its exponent in a step whose loss is not finite, so that bitwise mode repeats the passes."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        each = super().loss(model, batch)
+        return torch.where(batch["row"] >= 0, each, (each * 1e9).detach() * math.inf + each * 1e9)
+
+
+@pytest.mark.parametrize("exactness", ["default", "bitwise"])
+def test_a_step_that_is_skipped_leaves_every_bit_as_it_was_also_for_newcomers(exactness: str, bench: Make) -> None:
+    one = bench(Outgrown(), exactness=exactness, ema_decay=0.9)
+    one.run()
+    before = everything(one.state)
+    result = one.run({0: [one.micro(0, 4)], 1: [one.micro(4, 8, row=np.full(4, -1))]})
+    assert not result.applied
+    assert everything(one.state) == before
+    if exactness == "bitwise":
+        assert one.train_step._reducer._own_exponents() == one.train_step._reducer._sum.exponents
+
+
+def test_a_run_whose_loss_is_never_finite_again_fails_and_says_since_when_and_why(bench: Make) -> None:
+    one = bench(Regression(), max_skipped=3)
+    last = one.run().loss
+    bad = {0: [one.micro(0, 4)], 1: [one.micro(4, 8, x=np.full((4, 12), np.nan, np.float32))]}
+    for _ in range(2):
+        assert not one.run(bad).applied
+        one.train_step.check_progress(bad)
+    one.run(bad)
+    with pytest.raises(
+        TaskError, match=rf"3 steps in a row .* since step 1.*{last:.6g}, in step 0.*step 3: column x on rank 0"
+    ):
+        one.train_step.check_progress(bad)
+
+
+def test_a_run_of_which_no_step_was_applied_fails_at_its_end(bench: Make) -> None:
+    one = bench(Cliff(), steps=2)
+    for is_last in (False, True):
+        one.run()
+        with pytest.raises(TaskError, match=r"no loss was finite.*gradient of weight") if is_last else nullcontext():
+            one.train_step.check_progress({})
+
+
+class Freezing(Regression):
+    def loss(self, model: Any, batch: Any) -> Any:
+        model[0].requires_grad_(not (batch["row"] < 0).any())
+        return super().loss(model, batch)
+
+
+class Growing(Regression):
+    """Writes a buffer that the first pass left alone."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("seen", torch.zeros(()))
+        return model
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        if (batch["row"] < 0).any():
+            model.seen += 1
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [(Freezing(), r"unfrozen parameters: 0\.weight"), (Growing(), "has written seen")]
+)
+def test_what_a_pass_changes_only_for_some_rows_is_refused_by_name(task: Any, message: str, bench: Make) -> None:
+    one = bench(task)
+    one.run()
+    with pytest.raises(TaskError, match=message):
+        one.run({0: [one.micro(0, 4)], 1: [one.micro(4, 8, row=np.full(4, -1))]})
+
+
+class AddsGroup(Regression):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: optimizer.add_param_group({"params": [model[0].weight]}))
+        return optimizer
+
+
+def test_a_parameter_group_added_while_training_is_refused(bench: Make) -> None:
+    with pytest.raises(TaskError, match="parameter groups of the optimizer have changed"):
+        bench(AddsGroup()).run()
 
 
 def test_a_schedule_moves_with_the_steps(bench: Make) -> None:

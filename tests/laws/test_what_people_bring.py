@@ -1,0 +1,47 @@
+"""P3, P4: the models and habits that people have give the result of one plain process, or are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.laws.compare import assert_close, assert_same, final_weights, settings, train_by_hand
+from tests.support.local import Kill, Plot
+from tests.support.models import KEPT, ONLY_DEFAULT
+from tests.support.pool import PooledRun
+
+PLOTS = {
+    "1": Plot(1),
+    "3": Plot(3),
+    "2, a loss, 2": Plot(2, kills=[Kill("w1", "after backward", 5)], hold=9),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", KEPT)
+def test_the_result_is_that_of_a_plain_loop_for_any_workers(case: str, tmp_path: Path) -> None:
+    task, more = KEPT[case]
+    config = settings(epochs=1, **more)
+    expected = train_by_hand(task, config)
+    for name, plot in PLOTS.items():
+        run = PooledRun(task, config, tmp_path / name, plot)
+        steps = run.run()
+        assert_same(run.run_dir, steps, expected)
+        if config.ema_decay:
+            assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", KEPT.keys() - ONLY_DEFAULT)
+def test_bitwise_the_result_is_that_of_one_worker_for_any_workers(case: str, tmp_path: Path) -> None:
+    task, more = KEPT[case]
+    config = settings(epochs=1, exactness="bitwise", **more)
+    results: list[Any] = []
+    for name, plot in PLOTS.items():
+        run = PooledRun(task, config, tmp_path / name, plot)
+        losses = [record.loss for record in run.run().values()]
+        results.append((losses, {key: value.tolist() for key, value in final_weights(run.run_dir).items()}))
+    assert results[1] == results[0]
+    assert results[2] == results[0]
