@@ -54,6 +54,7 @@ IMPORTED_ONCE: dict[str, str] = {
     "console/table.py": "and the sweep's table, of pure values",
     "console/viewer.py": "chooses among the views; the commands know no other",
     "data/in_memory.py": "a kind of source each,",
+    "data/misfits.py": "knows what people give instead, and which line is right",
     "data/parquet_footers.py": "what footers tell, without reading rows",
     "data/ray_reader.py": "imports Ray Data; direct reading works without",
     "elastic/restart.py": "restart mode: decides; `attempt` acts",

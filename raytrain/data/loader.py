@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytrain.data.prefetch import Prefetcher
+from raytrain.data.prefetch import OnDemand, Prefetcher
 from raytrain.data.ray_reader import RayReader, ray_is_running
 from raytrain.data.reading import DirectReader, Reader, ReadRequest, RowBatch, Transform, transformed
 from raytrain.data.source import Columns, Source, check_types, missing_column
@@ -60,7 +60,10 @@ class Loader:
         self._offsets = {logical: request.first_offset(logical) for logical in request.assigned}  # of the next batch
         self._types: dict[str, Any] = {}
         own = replace(request, plan=replace(request.plan))  # a plan caches epochs, for one thread at a time
-        self._streams = deque(Prefetcher(make, max(2, 2 * len(request.assigned))) for make in reader.streams(own))
+        direct, *others = reader.streams(own)
+        depth = max(2, 2 * len(request.assigned))
+        first = OnDemand(direct) if request.source.runs_user_code else Prefetcher(direct, depth)
+        self._streams = deque([first, *(Prefetcher(make, depth) for make in others)])
         self._batches = self._delivered()
 
     def step(self, step: int) -> dict[int, list[MicroBatch]]:
@@ -70,7 +73,7 @@ class Loader:
 
         Raises:
             DataError: the data cannot be read, or the transform did not return columns with as many rows.
-            Exception: whatever the user's transform raised.
+            Exception: whatever the user's transform or dataset raised.
         """
         if step == self._next_step and step < self._request.last_step:
             self._latest = {logical: self._micro_batches(step, logical) for logical in self._waiting}
@@ -128,10 +131,9 @@ class Loader:
 
 
 def choose_reader(source: Source, transform: Transform | None) -> Reader:
-    """Direct reading for in-memory data without a transform, and without Ray; Ray Data for all else."""
-    if (source.chunk_rows is None and transform is None) or not ray_is_running():
-        return DirectReader()
-    return RayReader()
+    """Direct reading for in-memory data on which no code of the user runs, and without Ray; Ray Data for all else."""
+    is_ready = source.chunk_rows is None and transform is None and not source.runs_user_code
+    return DirectReader() if is_ready or not ray_is_running() else RayReader()
 
 
 def to_tensors(columns: Columns) -> Batch:

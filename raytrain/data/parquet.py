@@ -23,7 +23,6 @@ from pyarrow import fs
 
 from raytrain.data.parquet_footers import (
     LIST_TYPES,
-    NO_NULLS,
     Column,
     Footer,
     check_lengths,
@@ -34,7 +33,7 @@ from raytrain.data.parquet_footers import (
     read_footers,
     unreadable,
 )
-from raytrain.data.source import Columns
+from raytrain.data.source import NO_NULLS, Columns, Seed
 from raytrain.errors import DataError
 
 CACHED_GROUPS = 2  # decoded row groups, since neighbouring logical workers may share one
@@ -68,7 +67,17 @@ class _Cache(Generic[Value]):
 
 
 class _Unfit(Exception):
-    """A column cannot be decoded, since it has nulls or rows of different shapes: the value, the rule and the fix."""
+    """A column cannot be decoded, since it has nulls or rows of different shapes.
+
+    Args:
+        found: what is wrong.
+        row: the first row, from the start of the row group, where it is.
+        remedy: the rule and the fix.
+    """
+
+    def __init__(self, found: str, row: int, remedy: tuple[str, str]) -> None:
+        super().__init__(found, row, remedy)
+        self.found, self.row, self.remedy = found, row, remedy
 
 
 class ParquetSource:
@@ -77,6 +86,8 @@ class ParquetSource:
     Attributes:
         left_out: for each column that cannot become a tensor, and is not read, the reason.
     """
+
+    runs_user_code = False
 
     def __init__(self, filesystem: fs.FileSystem, footers: Sequence[Footer], columns: Sequence[str] | None) -> None:
         full = [footer for footer in footers if footer.num_rows]
@@ -114,7 +125,7 @@ class ParquetSource:
     def columns(self) -> Sequence[str]:
         return tuple(column.name for column in self._columns)
 
-    def take(self, row_ids: NDArray[np.int64]) -> Columns:
+    def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:
         """The rows with these ids, in this order; reads each of their row groups once.
 
         Raises:
@@ -172,7 +183,8 @@ class ParquetSource:
             try:
                 yield column, _decode_column(table.column(column.name))
             except _Unfit as unfit:
-                raise self._error(chunk, column.name, *unfit.args) from None
+                found = f"{unfit.found}, first in row {unfit.row} of the row group"
+                raise self._error(chunk, column.name, found, *unfit.remedy) from None
 
     def _row_shapes(self) -> dict[str, tuple[int, ...]]:
         """The row shape of each column; for lists, which footers do not tell, from the first row group."""
@@ -217,7 +229,7 @@ def _runs(groups: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple
 def _decode_column(column: pa.ChunkedArray) -> NDArray[Any]:
     """An Arrow column as numpy, of shape [rows, ...]; may share its memory. Raises _Unfit."""
     if column.null_count:
-        raise _Unfit(f"{column.null_count} nulls", *NO_NULLS)
+        raise _Unfit(f"{column.null_count} nulls", _first(column.is_null()), NO_NULLS)
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -231,20 +243,29 @@ def _decode(array: pa.Array) -> NDArray[Any]:
     if pa.types.is_dictionary(kind):
         return _decode(array.dictionary_decode())
     if array.null_count:
-        raise _Unfit(f"{array.null_count} nulls inside of lists", *NO_NULLS)
+        raise _Unfit(f"{array.null_count} nulls inside of lists", _first(array.is_null()), NO_NULLS)
     if not isinstance(kind, LIST_TYPES):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     length = kind.list_size if pa.types.is_fixed_size_list(kind) else _common_length(array)
-    inner = _decode(array.flatten())
+    try:
+        inner = _decode(array.flatten())
+    except _Unfit as unfit:
+        raise _Unfit(unfit.found, unfit.row // length, unfit.remedy) from None
     return inner.reshape(len(array), length, *inner.shape[1:])
 
 
 def _common_length(array: pa.Array) -> int:
-    bounds = pc.min_max(pc.list_value_length(array)).as_py()
+    lengths = pc.list_value_length(array)
+    bounds = pc.min_max(lengths).as_py()
     if bounds["min"] != bounds["max"]:
-        found = f"lists of {bounds['min']} to {bounds['max']} values"
-        raise _Unfit(found, "all lists of a column have the same length", "pad or cut the lists")
+        found, rule = f"lists of {bounds['min']} to {bounds['max']} values", "all lists of a column have the same length"
+        raise _Unfit(found, _first(pc.not_equal(lengths, lengths[0])), (rule, "pad or cut the lists"))
     return int(bounds["max"] or 0)
+
+
+def _first(mask: pa.Array) -> int:
+    """The first row where a mask is true."""
+    return int(pc.index(mask, True).as_py())
 
 
 def _digest(footers: Sequence[Footer], columns: Sequence[Column]) -> str:

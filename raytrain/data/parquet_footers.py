@@ -21,13 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from raytrain.data.source import missing_column
+from raytrain.data.source import NO_NULLS, keeps_values, missing_column
 from raytrain.errors import DataError
 
 FOOTER_THREADS = 8
 LIST_TYPES = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.FixedShapeTensorType
-NO_NULLS = "has no nulls", "fill the nulls, or drop those rows"
-"""Rule and fix of a column with nulls."""
 
 _KEY = re.compile(r"([^=/]+)=([^=/]*)")
 
@@ -144,6 +142,7 @@ def choose_columns(footers: Sequence[Footer], wanted: Sequence[str] | None) -> t
         reason, where = _obstacle(footers, name)
         if not reason:
             _check_everywhere(footers, name)
+            _check_depths(footers, name)
             chosen.append(_column(footers, name))
         elif wanted is None:
             left_out[name] = reason
@@ -267,19 +266,56 @@ def _obstacle(footers: Sequence[Footer], name: str) -> tuple[str, str]:
 
 
 def _check_everywhere(footers: Sequence[Footer], name: str) -> None:
-    has = [name in footer.schema.names or name in footer.file.keys for footer in footers]
-    if not all(has):
-        without, example = footers[has.index(False)].file.path, footers[has.index(True)].file.path
+    """Raises DataError for a column that some files lack, or that is a partition key of some only."""
+    places = [
+        "a column" if name in footer.schema.names else "a partition key" if name in footer.file.keys else ""
+        for footer in footers
+    ]
+    if len(set(places)) > 1:
+        first = places.index(next(filter(None, places)))
+        other = next(i for i, place in enumerate(places) if place != places[first])
+        found = f"{places[other]} in {footers[other].file.path}" if places[other] else f"not in {footers[other].file.path}"
+        rule = f"is {places[first]} in all files, as in {footers[first].file.path}"
         fix = "leave it out by naming the wanted ones in parquet(columns=...), or write it to all files"
-        raise DataError(f"data, column {name!r}", f"not in {without}", f"is in all files, as in {example}", fix)
+        raise DataError(f"data, column {name!r}", found, rule, fix)
+
+
+def _check_depths(footers: Sequence[Footer], name: str) -> None:
+    """Raises DataError for a column of lists in one file, and of numbers, or lists of lists, in another."""
+    kinds = [kind for footer in footers if (kind := _field(footer, name)) is not None]
+    for footer, kind in zip(footers, kinds, strict=False):
+        if _depth(kind) != _depth(kinds[0]):
+            rule = f"has rows of one shape in all files; {kinds[0]} in {footers[0].file.path}"
+            raise DataError(
+                f"data, column {name!r} of {footer.file.path}", f"type {kind}", rule, "write it alike in all files"
+            )
 
 
 def _column(footers: Sequence[Footer], name: str) -> Column:
-    kinds = {kind for footer in footers if (kind := _field(footer, name)) is not None}
+    """The column, with the narrowest dtype that has all values of its types in the files.
+
+    Raises:
+        DataError: there is none, as for 64-bit integers and floats.
+    """
+    kinds = {kind: footer for footer in reversed(footers) if (kind := _field(footer, name)) is not None}
     if not kinds:
         return Column(name, np.dtype(np.int64), is_key=True)
-    dtypes = [dtype for kind in kinds if (dtype := _dtype(kind)) is not None]
-    return Column(name, np.result_type(*dtypes), is_list=any(isinstance(kind, LIST_TYPES) for kind in kinds))
+    dtypes = {dtype: footer.file for kind, footer in kinds.items() if (dtype := _dtype(kind)) is not None}
+    wider = np.result_type(*dtypes)
+    if any(not keeps_values(dtype, wider) for dtype in dtypes):
+        found = ", ".join(f"{dtype} in {file.path}" for dtype, file in reversed(dtypes.items()))
+        rule = f"its types have a common one that has all their values, but {wider} rounds large integers"
+        raise DataError(
+            f"data, column {name!r}", found, rule, "write it with one type in all files, or leave it out of columns="
+        )
+    return Column(name, wider, is_list=any(isinstance(kind, LIST_TYPES) for kind in kinds))
+
+
+def _depth(kind: pa.DataType) -> int:
+    """How many lists are around a number; 0 for a number."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return len(kind.shape)
+    return 1 + _depth(kind.value_type) if isinstance(kind, LIST_TYPES) else 0
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any] | None:

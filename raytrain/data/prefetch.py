@@ -1,7 +1,7 @@
 """How does a thread draw items ahead of their use, but not too far ahead?
 
 A daemon thread draws from an iterator and keeps a bounded number of items ready; an exception of the iterator is raised
-where the item is wanted. Knows nothing about data. Runs in the worker.
+where the item is wanted. `OnDemand` has the same methods and no thread. Knows nothing about data. Runs in the worker.
 """
 
 from __future__ import annotations
@@ -90,3 +90,22 @@ class Prefetcher(Generic[Item]):
             close = getattr(items, "close", None)
             if close is not None:
                 close()
+
+
+class OnDemand(Generic[Item]):
+    """The items of an iterator, each produced when it is wanted, in the thread that wants it.
+
+    Args:
+        make: returns the iterator, a generator.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Item]]) -> None:
+        self._items = make()
+
+    def next(self) -> Item | None:
+        """Produces the next item; None after the last one."""
+        return next(self._items, None)
+
+    def close(self) -> None:
+        """Ends the iterator. Idempotent."""
+        self._items = iter(())

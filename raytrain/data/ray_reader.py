@@ -18,11 +18,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
 from itertools import chain, dropwhile, islice, pairwise, repeat
 from types import TracebackType
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +42,7 @@ from raytrain.data.reading import (
     read_tasks,
     transformed,
 )
-from raytrain.data.source import check_types
+from raytrain.data.source import Source, check_types
 from raytrain.errors import RaytrainError, TaskError
 
 FEW_ROWS = 1024  # of a logical worker; not worth the start of Ray Data
@@ -57,6 +58,18 @@ MIN_ELAPSED_S = 0.1
 LEAD_ROWS = 1024  # least lead of a logical worker, in case the training has only just begun
 
 _LOGICAL, _OFFSET, _ROW_IDS = "logical", "offset", "row_ids"  # Arrow columns; those of the data have names in JSON: "[..."
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """References to a source and to the rest of a request, which become a `ReadRequest` in Ray Data's processes."""
+
+    source: Any
+    rest: Any
+
+    def fetch(self) -> ReadRequest:
+        request: ReadRequest = _fetch(self.rest)(source=_fetch(self.source))
+        return request
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class RayReader:
         import ray
 
         try:
-            shipped = ray.put(request)  # once; each Ray task gets a reference
+            shipped = Shipped(_put_once(request.source), ray.put(_without_source(request)))
             for _ in self._run(shipped, [[] for _ in range(self.num_tasks)]):  # starts processes, with all their imports
                 pass
         finally:  # an error must not let direct reading go on to the end
@@ -88,7 +101,7 @@ class RayReader:
         tasks = _grouped(rest, max_rows=min(TASK_ROWS, BLOCK_BYTES / max(switch.row_bytes, 1)))
         yield from _dataset_after_dataset(partial(self._run, shipped), tasks)
 
-    def _run(self, shipped: Any, tasks: list[list[ReadTask]]) -> Iterator[RowBatch]:
+    def _run(self, shipped: Shipped, tasks: list[list[ReadTask]]) -> Iterator[RowBatch]:
         """The batches of one dataset, a Ray task for each list, in order. Closing the iterator stops Ray Data."""
         import ray.data
 
@@ -299,12 +312,35 @@ def _dataset_after_dataset(
                 one[0].close()
 
 
-def _read_remotely(item: dict[str, Any], shipped: Any) -> Iterator[Any]:
-    """Reads the tasks of an item, given as columns of one row, in a process of Ray Data."""
+def _put_once(source: Source) -> Any:
+    """A reference to a source; the data are copied to Ray's object store once in a process, not in each generation."""
     import ray
 
+    if source not in _put:
+        _put[source] = ray.put(source)
+    return _put[source]
+
+
+_put: WeakKeyDictionary[Source, Any] = WeakKeyDictionary()
+
+
+def _without_source(request: ReadRequest) -> Callable[..., ReadRequest]:
+    """Makes the request once it is given the source."""
+    return partial(ReadRequest, **{f.name: getattr(request, f.name) for f in fields(request) if f.name != "source"})
+
+
+@lru_cache(maxsize=4)
+def _fetch(reference: Any) -> Any:
+    """What a reference refers to; not unpickled, and no order of an epoch drawn, again for each Ray task."""
+    import ray
+
+    return ray.get(reference)
+
+
+def _read_remotely(item: dict[str, Any], shipped: Shipped) -> Iterator[Any]:
+    """Reads the tasks of an item, given as columns of one row, in a process of Ray Data."""
     with RemoteErrors():
-        request = ray.get(shipped)
+        request = shipped.fetch()
         types: dict[str, Any] = {}
         for task in pickle.loads(item["tasks"][0]):
             for raw in read_task(request, task):

@@ -1,17 +1,15 @@
 """Which rows does a worker read, in which order, and how does the user's transform see them?
 
 A `ReadTask` is the part of a window of the plan that a worker needs. Reading one yields `RawBatch`es; the transform turns
-each into a `RowBatch`. Raw batches and their random seeds follow from the plan alone, so the transform sees the same
-rows and draws the same numbers wherever and whenever it runs: in the training thread or in a Ray Data process, never in
-a thread beside the training, which shares the process's random generators. Runs in both; does not import PyTorch.
+each into a `RowBatch`. Raw batches and their random seeds follow from the plan alone, so the user's code (the transform,
+and `__getitem__` of a dataset) sees the same rows and draws the same numbers wherever and whenever it runs: in the training
+thread or in a Ray Data process, never in a thread beside the training, which shares the process's random generators.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from raytrain.data.seeding import seeded_generators
 from raytrain.data.source import Columns, Source, sliced, to_array
 from raytrain.errors import DataError
 from raytrain.plan import Plan
@@ -119,14 +118,15 @@ class Reader(Protocol):
     """How the rows of a worker are read."""
 
     def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
-        """Iterators that start at once, each in a thread of its own; the caller uses up one after the other.
+        """Iterators that the caller uses up one after the other.
 
-        Over all streams, the rows of each logical worker come in order of use.
+        The first one reads in this process, so it runs in the training thread if the source runs the user's code. All
+        others start at once, each in a thread of its own. Over all, the rows of each logical worker come in order of use.
         """
 
 
 class DirectReader:
-    """A `Reader` in a thread of the worker: for in-memory data, and where there is no Ray. Starts no processes."""
+    """A `Reader` in the worker: for in-memory data, and where there is no Ray. Starts no processes."""
 
     def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
         return [lambda: read_in_order(request, {logical: read_tasks(request, logical) for logical in request.assigned})]
@@ -183,19 +183,20 @@ def read_task(request: ReadRequest, task: ReadTask) -> Iterator[RawBatch]:
     order = request.plan.epoch(task.epoch)
     row_ids = order.span_row_ids(task.logical, bounds[0], bounds[-1])
     epoch_offset = task.epoch * order.span_length(task.logical)
-    window = None if request.source.chunk_rows is None else request.source.take(row_ids)
+    seed = (request.plan.seed, task.epoch)
+    window = None if request.source.chunk_rows is None else request.source.take(row_ids, seed)
     for begin, end in itertools.pairwise(bounds):
         inside = slice(begin - bounds[0], end - bounds[0])
-        columns = request.source.take(row_ids[inside]) if window is None else sliced(window, inside)
+        columns = request.source.take(row_ids[inside], seed) if window is None else sliced(window, inside)
         batch = RowBatch(task.logical, epoch_offset + begin, row_ids[inside], columns)
         wanted = slice(max(task.begin - begin, 0), min(task.end, end) - begin)
-        yield RawBatch(batch, (request.plan.seed, task.epoch, task.logical, begin), wanted)
+        yield RawBatch(batch, (*seed, task.logical, begin), wanted)
 
 
 def transformed(transform: Transform | None, raw: RawBatch) -> RowBatch:
     """Transforms a batch and drops the rows that are not wanted.
 
-    Seeds the generators of numpy and Python (and of PyTorch, where it is imported) and leaves them as the transform did.
+    The generators of PyTorch, numpy and Python are seeded for the transform, and afterwards as they were before.
 
     Raises:
         DataError: the transform did not return columns with as many rows.
@@ -203,8 +204,9 @@ def transformed(transform: Transform | None, raw: RawBatch) -> RowBatch:
     """
     batch = raw.batch
     if transform is not None:
-        _seed_generators(raw.seed)
-        columns = _checked(transform(batch.columns), len(batch.row_ids))
+        with seeded_generators() as seed:
+            seed(*raw.seed)
+            columns = _checked(transform(batch.columns), len(batch.row_ids))
         batch = RowBatch(batch.logical, batch.offset, batch.row_ids, columns)
     return batch if raw.num_wanted == len(batch.row_ids) else batch.part(raw.wanted)
 
@@ -216,14 +218,6 @@ def _batch_bounds(request: ReadRequest, task: ReadTask) -> list[int]:
         begin -= (begin - task.start) % size
         end = min(end + (task.start - end) % size, task.stop)
     return [begin, *range(begin + size - (begin - task.start) % size, end, size), end]
-
-
-def _seed_generators(parts: tuple[int, ...]) -> None:
-    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(seed)
 
 
 def _checked(returned: object, num_rows: int) -> Columns:

@@ -20,6 +20,16 @@ from raytrain.errors import DataError
 Columns = dict[str, NDArray[Any]]
 """Numpy arrays by column name, all of shape [rows, ...]; what `Task.transform` takes and returns."""
 
+Seed = tuple[int, int]
+"""The seed of the run, and the epoch."""
+
+NO_NULLS = "has no nulls", "fill the nulls, or drop those rows"
+"""Rule and fix of a column with nulls."""
+
+
+class NotNumbers(DataError):
+    """A column holds what cannot become a tensor."""
+
 
 class Source(Protocol):
     """Rows with ids 0 to num_rows - 1. Picklable, and cheap to pickle."""
@@ -35,8 +45,15 @@ class Source(Protocol):
     def columns(self) -> Sequence[str]:
         """Names of the columns that `take` returns."""
 
-    def take(self, row_ids: NDArray[np.int64]) -> Columns:
-        """The rows with these ids, in this order; each column has shape [len(row_ids), ...]."""
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether `take` runs the user's code, so that it may not run in a thread beside the training."""
+
+    def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:
+        """The rows with these ids, in this order; each column has shape [len(row_ids), ...].
+
+        Random numbers that the user's code draws for a row follow from `seed` and the row alone.
+        """
 
     def fingerprint(self) -> dict[str, Any]:
         """Plain values that differ when the data differ; a resume compares them key by key."""
@@ -49,7 +66,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def to_array(where: str, name: str, values: Any) -> NDArray[Any]:
-    """Converts a column to a numpy array in native byte order, of a dtype that PyTorch has.
+    """Converts a column to a numpy array in native byte order, of a dtype that PyTorch has. Keeps each value exactly.
 
     Args:
         where: where the column comes from, for the error.
@@ -57,23 +74,50 @@ def to_array(where: str, name: str, values: Any) -> NDArray[Any]:
         values: numpy array, torch tensor, or nested lists of numbers.
 
     Raises:
-        DataError: the values are ragged, are not numbers, or have no row dimension.
+        NotNumbers: the values are not numbers.
+        DataError: the values are ragged, have nulls, have no row dimension, or are integers that become rounded floats.
     """
+    where = f"{where}, column {name!r}"
     if is_tensor(values):
-        values = values.detach().cpu().numpy()
+        values = _from_tensor(where, values)
+    if num_nulls := _num_nulls(values):
+        raise DataError(where, f"{num_nulls} nulls", *NO_NULLS)
     try:
         array = np.asarray(values)
     except ValueError:
-        raise _ragged(where, name) from None
+        raise _ragged(where) from None
     if array.dtype.kind == "O" and any(np.ndim(value) for value in array.flat):
-        raise _ragged(where, name)
-    where = f"{where}, column {name!r}"
-    if array.dtype.kind not in "biufc":
+        raise _ragged(where)
+    if not _is_numeric(array):
         rule = "a column holds numbers or booleans, as tensors do"
-        raise DataError(where, f"type {array.dtype}", rule, "leave the column out, or encode it as numbers")
+        raise NotNumbers(
+            where, f"type {array.dtype}{_example(array, values)}", rule, "leave it out, or encode it as numbers"
+        )
     if array.ndim == 0:
         raise DataError(where, f"{array}", "a column has one entry per row", "give a list or an array")
+    if isinstance(values, (list, tuple)):
+        _check_integers(where, values, array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def keeps_values(dtype: np.dtype[Any], wider: np.dtype[Any]) -> bool:
+    """Whether a dtype has all values of another one; numpy calls int64 to float64 safe, which rounds."""
+    if dtype.kind in "iu" and wider.kind in "fc":
+        return int(np.iinfo(dtype).max) < _whole_numbers(wider)
+    return bool(np.can_cast(dtype, wider))
+
+
+def widened(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """The same values with another dtype; None if it cannot hold them exactly."""
+    if values.dtype == dtype:
+        return values
+    if not np.can_cast(values.dtype, dtype):
+        return None
+    if not keeps_values(values.dtype, dtype):
+        largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+        if largest > _whole_numbers(dtype):
+            return None
+    return values.astype(dtype)
 
 
 def check_types(types: dict[str, Any], columns: Columns) -> None:
@@ -107,6 +151,53 @@ def sliced(columns: Columns, part: slice) -> Columns:
     return {name: values[part] for name, values in columns.items()}
 
 
-def _ragged(where: str, name: str) -> DataError:
+def _is_numeric(array: NDArray[Any]) -> bool:
+    """Whether PyTorch has its dtype: not extended precision."""
+    return array.dtype.kind in "biufc" and array.dtype.itemsize <= (16 if array.dtype.kind == "c" else 8)
+
+
+def _whole_numbers(dtype: np.dtype[Any]) -> int:
+    """A floating dtype has all whole numbers up to this one."""
+    return int(2 ** (np.finfo(dtype).nmant + 1))
+
+
+def _from_tensor(where: str, tensor: Any) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = tensor.numpy(force=True)
+    except (TypeError, RuntimeError):
+        found = f"tensor of {tensor.dtype}, {tensor.layout}"
+        fix = "convert it, for example with .float() or .to_dense()"
+        raise DataError(where, found, "is a dense tensor of a dtype that numpy has", fix) from None
+    return array
+
+
+def _num_nulls(values: Any) -> int:
+    """Nulls that conversion to numpy would hide: of masked arrays, and of columns of Arrow and polars."""
+    if isinstance(values, np.ma.MaskedArray):
+        return int(np.ma.getmaskarray(values).sum())
+    count = getattr(values, "null_count", 0)
+    return int(count() if callable(count) else count)
+
+
+def _example(array: NDArray[Any], values: Any) -> str:
+    """The first entry that is not a number, in text; with its row if there are several."""
+    entries = values if isinstance(values, (list, tuple)) else array.flat
+    for row, entry in enumerate(entries):
+        if not _is_numeric(np.asarray(entry)):
+            text = repr(entry)
+            return f": {text if len(text) < 40 else type(entry).__name__}" + (f" in row {row}" if len(array) > 1 else "")
+    return ""
+
+
+def _check_integers(where: str, values: Any, array: NDArray[Any]) -> None:
+    """Raises DataError if numpy rounded an integer, since other numbers of the list are not whole."""
+    if array.dtype.kind == "f" and (np.abs(array) >= _whole_numbers(array.dtype)).any():
+        for value in np.array(values, dtype=object).flat:
+            if isinstance(value, int) and int(float(value)) != value:
+                rule = f"keeps each value: numpy makes the column {array.dtype}, which rounds it"
+                raise DataError(where, f"{value}", rule, "make it a column of integers alone, an array with a dtype")
+
+
+def _ragged(where: str) -> DataError:
     rule = "all rows of a column have the same shape"
-    return DataError(f"{where}, column {name!r}", "rows of different lengths", rule, "pad or cut the rows")
+    return DataError(where, "rows of different lengths", rule, "pad or cut the rows")

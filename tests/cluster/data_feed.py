@@ -22,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 
 from raytrain.data import ray_reader
+from raytrain.data.in_memory import DatasetSource, dataset
 from raytrain.data.loader import Loader
 from raytrain.data.parquet import ParquetSource, parquet
 from raytrain.data.ray_reader import RayReader, ReaderSwitch
 from raytrain.data.reading import DirectReader, ReadRequest, ReadTask, RowBatch, Transform
-from raytrain.data.source import Columns
+from raytrain.data.source import Columns, Seed
 from raytrain.errors import DataError
 from raytrain.plan import Plan
 
@@ -107,6 +108,27 @@ def test_r1_r13_ray_data_and_direct_reading_give_identical_micro_batches(
             check_equal(loader, direct, step, request)
 
 
+class Augmented:
+    """A map-style dataset whose rows have numbers from all random generators."""
+
+    def __len__(self) -> int:
+        return 12_000
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"id": row, "noise": torch.rand(3) + np.random.rand(3) + random.random()}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_r13_rows_of_a_dataset_have_the_same_random_numbers_in_ray_data_and_directly() -> None:
+    source = dataset(Augmented())
+    assert isinstance(source, DatasetSource)
+    plan = Plan(12_000, None, 128, 2)
+    request = ReadRequest(source, plan, None, (0, 1), 3, 3 + plan.steps_per_epoch)
+    with loading(request) as loader, loading(request, DirectReader()) as direct:
+        for step in range(3, request.last_step):
+            check_equal(loader, direct, step, request)
+
+
 class Unlucky(Exception):
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -173,12 +195,13 @@ class Wide:
     """Windows of 4 MiB; an actor counts those that are read."""
 
     columns = ("id", "wide")
+    runs_user_code = False
     chunk_rows, num_rows = (2000,) * 60, 120_000
 
     def __init__(self, counter: Any) -> None:
         self.counter = counter
 
-    def take(self, row_ids: NDArray[np.int64]) -> Columns:
+    def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:
         ray.get(self.counter.add.remote(1))
         return {"id": row_ids.copy(), "wide": np.zeros((len(row_ids), 2**8))}
 

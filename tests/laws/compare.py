@@ -15,7 +15,7 @@ from raytrain.launch.schedule import build_schedule
 from raytrain.rundir import RunDir
 from raytrain.task import Task
 from tests.laws import plain
-from tests.support.tasks import NUM_ROWS, TASKS
+from tests.support.tasks import NUM_ROWS, TASKS, WithAugmentation
 
 RELATIVE = 1e-6
 NUM_LOGICAL = 4
@@ -44,7 +44,11 @@ def by_hand(kind: str, config: RunConfig) -> plain.Plain:
 def train_by_hand(task: Task, config: RunConfig) -> plain.Plain:
     work = build_schedule(task, config)
     rows = [[work.train.row_ids(step, logical) for logical in range(NUM_LOGICAL)] for step in range(work.num_steps)]
-    columns = work.sources["train"].take(np.arange(NUM_ROWS))
+    if isinstance(task, WithAugmentation):
+        epochs = [plain.read(task.rows("train"), config.seed, epoch) for epoch in range(config.epochs or 1)]
+    else:
+        epochs = [work.sources["train"].take(np.arange(NUM_ROWS))] * (config.epochs or 1)
+    columns = [epochs[step // work.train.steps_per_epoch] for step in range(work.num_steps)]
     return plain.train(task, columns, rows, config.seed, config.clip_norm, config.ema_decay)
 
 

@@ -1,11 +1,12 @@
 """The training that raytrain promises, as a plain single-process PyTorch loop that uses nothing of it.
 
-It is given the task's hooks, the rows of each step and logical worker, and the rule by which each pass is seeded.
+It is given the task's hooks, the rows of each step and logical worker, and the rules by which passes and rows are seeded.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,28 +30,37 @@ def seed(*parts: int) -> None:
     random.seed(number)
 
 
+def read(rows: Any, run_seed: int, epoch: int) -> dict[str, np.ndarray]:
+    """The rows of a map-style dataset, as columns, each drawing its own random numbers in this epoch."""
+    found = []
+    for row in range(len(rows)):
+        seed(run_seed, epoch, row, int.from_bytes(b"row", "big"))
+        found.append(rows[row])
+    return {name: np.stack([each[name] for each in found]) for name in found[0]}
+
+
 def train(
     task: Any,
-    columns: dict[str, np.ndarray],
+    columns: Sequence[dict[str, np.ndarray]],
     rows: list[list[np.ndarray]],
     run_seed: int,
     clip: float | None,
     ema_decay: float | None = None,
 ) -> Plain:
-    """Trains on `rows[step][logical]`, in one process, one pass for each logical worker."""
+    """Trains on the rows `rows[step][logical]` of `columns[step]`, in one process, one pass for each logical worker."""
     torch.set_num_threads(1)
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
     seed(run_seed)
     model = task.model()
     modes = {module: module.training for module in model.modules()}
     if any(map(torch.nn.parameter.is_lazy, model.parameters())):
         seed(run_seed, 1, 0)
-        task.loss(model.eval(), {name: column[rows[0][0]] for name, column in tensors.items()})
+        task.loss(model.eval(), {name: torch.from_numpy(column[rows[0][0]]) for name, column in columns[0].items()})
     optimizer = task.optimizer(model)
     scheduler = task.scheduler(optimizer, len(rows))
     average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     losses, rates = [], []
     for step, shares in enumerate(rows):
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns[step].items()}
         model.train()
         for module, is_training in modes.items():
             module.training = is_training

@@ -19,17 +19,19 @@ from raytrain.rundir import RunDir
 from raytrain.task import Task
 from tests.laws.compare import RELATIVE, settings
 from tests.support.local import Kill, LocalRun, Plot
-from tests.support.tasks import Regression, WithEverything, WithMomentum
+from tests.support.tasks import Regression, WithAugmentation, WithEverything, WithMomentum
 
 TASKS: dict[str, tuple[Task, str]] = {
     "adamw": (WithEverything(), "fp32"),
     "momentum, bf16": (WithMomentum(), "bf16"),
+    "augmentation": (WithAugmentation(), "fp32"),
 }
 PLOTS: dict[str, tuple[str, int, list[Plot]]] = {
     "3 workers": ("adamw", 4, [Plot(3)]),
     "4 workers": ("momentum, bf16", 4, [Plot(4)]),
     "5 workers": ("adamw", 8, [Plot(5)]),
     "kill -9 and rejoin": ("adamw", 8, [Plot(3, kills=[Kill("w1", "after backward", 11)], hold=20)]),
+    "random rows, kill and rejoin": ("augmentation", 4, [Plot(3, kills=[Kill("w1", "after backward", 11)], hold=20)]),
     "two resumes": ("momentum, bf16", 8, [Plot(2, abandon=5), Plot(3, abandon=11), Plot(1)]),
 }
 Result = tuple[dict[str, str], list[float], list[dict[str, float]]]

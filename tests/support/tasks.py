@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,37 @@ class WithTokenWeights(Regression):
         return raytrain.Loss((each * batch["length"]).sum(), batch["length"].sum())
 
 
-TASKS = {"dropout": WithDropout(), "batch norm": WithBatchNorm(lr=0.02), "token weights": WithTokenWeights()}
+class AugmentedRows:
+    """A map-style dataset that changes its rows with numbers from all random generators."""
+
+    def __init__(self, source: Any) -> None:
+        self.num_rows, self.columns = source.num_rows, source.take(np.arange(source.num_rows))
+
+    def __len__(self) -> int:
+        return int(self.num_rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        values = {name: column[row] for name, column in self.columns.items()}
+        noise = 0.1 * torch.randn(WIDTH).numpy() + 0.1 * np.random.standard_normal(WIDTH)
+        return values | {"x": (values["x"] * random.uniform(0.5, 1.5) + noise).astype(np.float32)}
+
+
+class WithAugmentation(WithDropout):
+    """Random numbers in the rows of a map-style dataset."""
+
+    def rows(self, name: str) -> AugmentedRows:
+        return AugmentedRows(super().data()[name])
+
+    def data(self) -> dict[str, Any]:
+        return {name: raytrain.dataset(self.rows(name)) for name in ("train", "valid")}
+
+
+TASKS = {
+    "dropout": WithDropout(),
+    "batch norm": WithBatchNorm(lr=0.02),
+    "token weights": WithTokenWeights(),
+    "augmentation": WithAugmentation(),
+}
 
 
 class Gated(WithDropout):

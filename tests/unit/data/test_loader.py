@@ -12,16 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raytrain.data.in_memory import arrays
+from raytrain.data.in_memory import arrays, dataset
 from raytrain.data.loader import Loader, MicroBatch, choose_reader, to_tensors
 from raytrain.data.parquet import parquet
 from raytrain.data.ray_reader import RayReader
 from raytrain.data.reading import DirectReader, RawBatch, ReadRequest, RowBatch
-from raytrain.data.source import Columns
+from raytrain.data.source import Columns, Seed
 from raytrain.errors import DataError, InternalError
 from raytrain.plan import Plan, logical_workers_of
 from tests.unit.data.rows import Numbered
@@ -165,6 +166,40 @@ def test_an_error_of_the_transform_is_raised_as_it_is_after_the_good_rows() -> N
     assert set(threads) == {threading.current_thread()}, "the transform uses random generators of the training thread"
 
 
+class Augmented:
+    """Rows that draw a random number; records the threads that read them."""
+
+    threads: set[threading.Thread] = set()
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        self.threads.add(threading.current_thread())
+        return {"id": row, "noise": torch.rand(1)}
+
+
+def test_r13_the_training_thread_reads_rows_that_draw_from_its_random_generators() -> None:
+    def noise_of(first: int, assigned: Sequence[int]) -> dict[tuple[int, int], float]:
+        """By epoch and row."""
+        with loading(source, plan, assigned, first, 2 * plan.steps_per_epoch, micro_batch=7) as loader:
+            steps = [(step, loader.step(step)) for step in range(first, 2 * plan.steps_per_epoch)]
+        return {
+            (step // plan.steps_per_epoch, int(row)): float(micro.columns["noise"][i])
+            for step, batches in steps
+            for micros in batches.values()
+            for micro in micros
+            for i, row in enumerate(micro.row_ids)
+        }
+
+    source, plan = dataset(Augmented()), Plan(1000, None, 30, 2, seed=3)
+    whole, part = noise_of(0, [0, 1]), noise_of(40, [1])
+    assert Augmented.threads == {threading.current_thread()}
+    assert len(whole) == 2000
+    assert part == {key: whole[key] for key in part}
+    assert sum(whole[0, row] == whole[1, row] for row in range(1000)) < 10, "each epoch has its own augmentation"
+
+
 def test_r12_an_error_of_the_data_names_the_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(4)}), tmp_path / "a.parquet")
     source = parquet(tmp_path)
@@ -190,10 +225,10 @@ def test_close_returns_during_a_read_and_is_idempotent() -> None:
     reading, go = threading.Event(), threading.Event()
 
     class Slow(Numbered):
-        def take(self, row_ids: NDArray[np.int64]) -> Columns:
+        def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:
             reading.set()
             go.wait(30)
-            return super().take(row_ids)
+            return super().take(row_ids, seed)
 
     with loading(Slow(1000), Plan(1000, None, 10, 1), [0], 0, 100) as loader:
         assert reading.wait(10)
@@ -212,11 +247,12 @@ def test_batches_in_another_order_than_the_plan_are_refused() -> None:
         loader.step(0)
 
 
-def test_ray_data_reads_all_but_in_memory_data_without_transform_where_ray_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_data_reads_all_but_in_memory_data_without_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_reader(Numbered((5,)), dict), DirectReader)
     monkeypatch.setattr("raytrain.data.loader.ray_is_running", lambda: True)
-    readers = [choose_reader(*args) for args in ((Numbered(5), None), (Numbered(5), dict), (Numbered((5,)), None))]
-    assert [type(reader) for reader in readers] == [DirectReader, RayReader, RayReader]
+    given = (Numbered(5), None), (Numbered(5), dict), (Numbered((5,)), None), (dataset(Augmented()), None)
+    readers = [choose_reader(*args) for args in given]
+    assert [type(reader) for reader in readers] == [DirectReader, RayReader, RayReader, RayReader]
 
 
 def test_a_missing_column_of_a_batch_names_the_nearest_one() -> None:

@@ -197,6 +197,52 @@ def test_r12_a_column_of_two_number_types_has_the_wider_one_in_every_batch(tmp_p
     assert [source.take(np.array(rows))["x"].dtype for rows in ([0], [2], [1, 2])] == [np.float64] * 3
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "wider"),
+    [("int64", "float64", ""), ("uint64", "int64", ""), ("uint64", "float32", ""), ("int16", "float16", "float32")],
+)
+def test_r12_types_are_widened_only_where_every_value_stays_exact(tmp_path: Path, one: str, other: str, wider: str) -> None:
+    first = write(tmp_path / "a.parquet", x=np.array([np.iinfo(one).max], one))
+    second = write(tmp_path / "b.parquet", x=np.array([1], other))
+    if wider:
+        assert parquet(tmp_path).take(np.arange(2))["x"].tolist() == [np.iinfo(one).max, 1]
+    else:
+        with pytest.raises(DataError, match="float64 rounds large integers") as caught:
+            parquet(tmp_path)
+        assert caught.value.where == "data, column 'x'"
+        assert caught.value.value == f"{one} in {first}, {other} in {second}"
+
+
+@pytest.mark.parametrize("other", [{"x": [[1]]}, {"x": [1.5], "y": [[2]]}])
+def test_r12_lists_in_one_file_and_numbers_in_another_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    write(tmp_path / "a.parquet", x=[1.5], y=[2])
+    bad = write(tmp_path / "b.parquet", **{"y": [2]} | other)
+    with pytest.raises(DataError, match=f"of {bad}\n.*type list<"):
+        parquet(tmp_path)
+
+
+def test_r12_a_partition_key_that_is_a_column_in_some_files_is_refused(tmp_path: Path) -> None:
+    key = write(tmp_path / "year=2023" / "a.parquet", id=[0])
+    column = write(tmp_path / "b.parquet", id=[1], year=[2024])
+    refused(tmp_path, "column 'year'", f"a partition key in {key}", f"a column in all files, as in {column}")
+
+
+NULLS = {
+    "numbers": ([1.0, 2.0, 3.0, 4.0, 5.0, None, None], "2 nulls, first in row 1 of the row group"),
+    "in lists": ([[1, 2]] * 5 + [[1, None], [1, 2]], "1 nulls inside of lists, first in row 1"),
+    "lists of lists": ([[[1], [2]]] * 6 + [[[1], [None]]], "1 nulls inside of lists, first in row 2"),
+    "ragged": ([[1, 2]] * 5 + [[1], [1, 2, 3]], "lists of 1 to 3 values, first in row 1"),
+}
+
+
+@pytest.mark.parametrize("case", NULLS)
+def test_r12_nulls_in_the_middle_name_row_group_and_row(tmp_path: Path, case: str) -> None:
+    values, found = NULLS[case]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": values}), path, row_group_size=4, write_statistics=False)
+    refused(path, f"column 'x' of {path}, row group 1", found)
+
+
 @pytest.mark.parametrize("statistics", [True, False])
 def test_r12_nulls_name_file_column_and_count(tmp_path: Path, statistics: bool) -> None:
     path = tmp_path / "a.parquet"

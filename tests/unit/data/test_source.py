@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -36,6 +37,33 @@ def test_r12_values_that_are_not_one_number_array_per_row_name_the_column(values
         to_array("arrays()", "when", values)
     assert caught.value.where == "arrays(), column 'when'"
     assert found in caught.value.value
+
+
+INEXACT = {
+    "9007199254740993": [2**53 + 1, 0.5],
+    "-9223372036854775807": [[1.5], [-(2**63) + 1]],
+    "2 nulls": np.ma.array([1, 2, 3], mask=[0, 1, 1]),
+    "1 nulls": pa.array([2**53 + 1, None]),
+    "type object: None in row 2": [1, 2, None, "a"],
+    "type |S21: b'x' in row 1": [1, b"x"],
+    "tensor of torch.bfloat16": torch.ones(2, dtype=torch.bfloat16),
+    "torch.sparse_coo": torch.eye(2).to_sparse(),
+    "type float128": np.ones(2, np.longdouble),
+}
+
+
+@pytest.mark.parametrize("found", INEXACT)
+def test_r12_values_that_a_column_cannot_hold_exactly_are_refused(found: str) -> None:
+    with pytest.raises(DataError) as caught:
+        to_array("arrays()", "when", INEXACT[found])
+    assert found in caught.value.value
+
+
+def test_numbers_of_a_list_that_stay_exact_are_taken() -> None:
+    assert to_array("arrays()", "x", [2**53, 0.5, float("inf"), float("nan")])[:2].tolist() == [2**53, 0.5]
+    assert to_array("arrays()", "x", [2**63 + 1, 2**63]).tolist() == [2**63 + 1, 2**63]
+    assert to_array("arrays()", "x", pa.array([1, 2])).tolist() == [1, 2]
+    assert to_array("arrays()", "x", torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from raytrain.rendezvous.health import READING, WAITING
 from raytrain.rendezvous.state import Signals
 from raytrain.worker.context import WorkerContext
 from raytrain.worker.evaluation import IN_EVALUATION, EvaluationInterrupted, evaluate
-from tests.support.tasks import NUM_VALID, Regression, WithDropout, WithTokenWeights
+from tests.support.tasks import NUM_VALID, Regression, WithAugmentation, WithDropout, WithTokenWeights
 from tests.unit.worker.stubs import CPU, context_of, spec_of
 
 NUM_LOGICAL = 4
@@ -89,6 +89,13 @@ def test_dropout_is_off_and_no_gradient_is_left() -> None:
     assert evaluated(context(task), model) == evaluated(context(task), model)
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_r5_rows_that_draw_random_numbers_are_alike_in_each_evaluation_for_any_ranks() -> None:
+    task = WithAugmentation()
+    model, of_run = model_of(task), context(task)
+    first, *others = [evaluated(of_run, model, num_ranks) for num_ranks in (1, 1, 2, 3)]
+    assert others == [first] * 3
 
 
 class Counting(Regression):

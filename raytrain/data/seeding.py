@@ -1,0 +1,38 @@
+"""What do random numbers that the user's data code draws follow from?
+
+`__getitem__` of a dataset and `transform` draw from the global generators of torch, numpy and Python. These are seeded
+before each call, and in the end they are as they were before, since the training and the rest of the user's code draw
+from the same ones. They belong to the process: no other thread may draw at that time. Imports PyTorch only when called.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+ROW = 0x726F77
+"""Last of the numbers that seed a row, (seed, epoch, row, ROW), so that no other seed of a run is equal to them."""
+
+
+@contextmanager
+def seeded_generators() -> Iterator[Callable[..., None]]:
+    """Gives a function that seeds the generators from its integers; restores their states at the end of the block."""
+    import torch
+
+    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+
+    def seed(*parts: int) -> None:
+        number = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+        torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes 1 ms where there is no GPU
+        np.random.seed(number % 2**32)
+        random.seed(number)
+
+    try:
+        yield seed
+    finally:
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
