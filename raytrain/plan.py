@@ -5,12 +5,14 @@ count through the source, file after file, row after row.
 
 The rows of an epoch form a line: the chunks in shuffled order, the rows of a chunk in source order. The line is cut into
 one span per logical worker, and inside a span rows are shuffled in windows of a few chunks, so that a reader keeps only
-one window in memory. In-memory datasets (no chunks) are shuffled as a whole.
+one window in memory. In-memory datasets (no chunks) are shuffled as a whole; the order of a large one is never drawn, but
+found row by row, so that neither an epoch nor a new generation begins with a pause.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -23,6 +25,8 @@ RowIds = NDArray[np.int64]
 
 CACHED_EPOCHS = 4
 IN_MEMORY_WINDOW_ROWS = 8192  # rows of a window of an in-memory dataset
+MAX_DRAWN_ROWS = 2**16  # of an in-memory dataset whose order is drawn, in 6 ms; 30 million rows would take 6 s
+FEISTEL_ROUNDS = 8
 
 
 def permutation(length: int, *key: int) -> RowIds:
@@ -31,9 +35,44 @@ def permutation(length: int, *key: int) -> RowIds:
     Sorts counter-based random keys (Philox-4x64-10; Salmon et al., SC'11), since `Generator.permutation` may
     change between numpy versions while the raw bits of a bit generator may not (NEP 19).
     """
-    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=16).digest()
-    bits = np.random.Philox(key=np.frombuffer(digest, dtype="<u8").astype(np.uint64))
+    bits = np.random.Philox(key=_hashed(key, 2))
     return np.argsort(bits.random_raw(length), kind="stable").astype(np.int64, copy=False)
+
+
+def permuted(positions: RowIds, length: int, *key: int) -> RowIds:
+    """The elements at some positions of a permutation of range(length) that depends on `key` alone; draws nothing else.
+
+    A Feistel network over pairs (left, right) with modular addition, which walks on where it leaves the range (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 5).
+    """
+    keys = _hashed(key, FEISTEL_ROUNDS)
+    num_left = math.isqrt(length - 1) + 1
+    num_right = -(-length // num_left)  # num_left * num_right is at least `length`, and less than num_left larger
+
+    def network(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = np.divmod(numbers, np.uint64(num_right))
+        for i in range(0, FEISTEL_ROUNDS, 2):
+            left = (left + _mixed(right + keys[i]) % np.uint64(num_left)) % np.uint64(num_left)
+            right = (right + _mixed(left + keys[i + 1]) % np.uint64(num_right)) % np.uint64(num_right)
+        return left * np.uint64(num_right) + right
+
+    found = network(positions.astype(np.uint64))
+    while len(outside := np.flatnonzero(found >= length)):
+        found[outside] = network(found[outside])
+    return found.astype(np.int64)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Well-mixed bits of each number: the finalizer of SplitMix64 (Steele et al., OOPSLA'14)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _hashed(key: tuple[int, ...], count: int) -> NDArray[np.uint64]:
+    """Some 64-bit numbers that follow from a key."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8 * count).digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -119,12 +158,15 @@ class EpochOrder:
 
     def __init__(self, plan: Plan, epoch: int) -> None:
         self._plan, self._epoch = plan, epoch
-        count = plan.num_rows if plan.chunk_rows is None else len(plan.chunk_rows)
-        self._order = permutation(count, plan.seed, epoch) if plan.shuffle else np.arange(count, dtype=np.int64)
+        self._drawn: RowIds | None = None
         if plan.chunk_rows is not None:
+            count = len(plan.chunk_rows)
+            order = permutation(count, plan.seed, epoch) if plan.shuffle else np.arange(count)
             sizes = np.asarray(plan.chunk_rows, dtype=np.int64)
-            self._first_row = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)[self._order]
-            self._ends = np.cumsum(sizes[self._order])
+            self._first_row = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)[order]
+            self._ends = np.cumsum(sizes[order])
+        elif plan.shuffle and plan.num_rows <= MAX_DRAWN_ROWS:
+            self._drawn = permutation(plan.num_rows, plan.seed, epoch)
         used = min(plan.num_rows, plan.steps_per_epoch * plan.global_batch)
         whole, rest = divmod(used, plan.global_batch)
         logical = range(plan.num_logical)
@@ -170,12 +212,20 @@ class EpochOrder:
     def _window_row_ids(self, logical: int, window: Window) -> RowIds:
         line = np.arange(window.start, window.stop, dtype=np.int64) + self._span_starts[logical]
         if self._plan.chunk_rows is None:
-            return _int64(self._order[line])
+            return self._in_memory(line)
         if self._plan.shuffle:
             line = line[permutation(len(line), self._plan.seed, self._epoch, logical, window.start)]
         chunk = np.searchsorted(self._ends, line, side="right")
         offset = line - np.where(chunk > 0, self._ends[chunk - 1], 0)
         return _int64(self._first_row[chunk] + offset)
+
+    def _in_memory(self, line: RowIds) -> RowIds:
+        """Row ids at positions of the line of an in-memory dataset."""
+        if not self._plan.shuffle:
+            return line
+        if self._drawn is not None:
+            return self._drawn[line]
+        return permuted(line, self._plan.num_rows, self._plan.seed, self._epoch)
 
 
 def logical_workers_of(rank: int, num_ranks: int, num_logical: int) -> range:

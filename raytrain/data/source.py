@@ -172,9 +172,12 @@ def _from_tensor(where: str, tensor: Any) -> NDArray[Any]:
 
 
 def _num_nulls(values: Any) -> int:
-    """Nulls that conversion to numpy would hide: of masked arrays, and of columns of Arrow and polars."""
+    """Nulls that conversion to numpy would hide: of masked arrays, and of columns of pandas, Arrow and polars."""
     if isinstance(values, np.ma.MaskedArray):
         return int(np.ma.getmaskarray(values).sum())
+    dtype: Any = getattr(values, "dtype", None)
+    if hasattr(dtype, "na_value") and dtype.kind in "biufc":  # of pandas, as Int64
+        return int(values.isna().sum())
     count = getattr(values, "null_count", 0)
     return int(count() if callable(count) else count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import raytrain.plan
-from raytrain.plan import Plan, Window, logical_workers_of, permutation
+from raytrain.plan import MAX_DRAWN_ROWS, Plan, Window, logical_workers_of, permutation, permuted
 
 chunked = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(sum).map(tuple)
 in_memory = st.integers(1, 80)
@@ -171,6 +172,40 @@ def test_seeking_to_a_late_step_permutes_only_its_windows(monkeypatch: pytest.Mo
     assert sum(drawn) <= 10 * 2 * 4 * 100  # the one or two windows of 4 chunks that a step lies in
 
 
+def test_the_order_of_a_large_in_memory_epoch_is_found_without_drawing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new generation, and each task of Ray Data, begins with a plan that has nothing cached."""
+    monkeypatch.setattr(raytrain.plan, "permutation", None)
+    tracemalloc.start()
+    plan = Plan(num_rows=2_000_000_000, chunk_rows=None, global_batch=256, num_logical=8)
+    rows = [int(row) for step in (0, 77, plan.steps_per_epoch + 5) for row in plan.row_ids(step, 5)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(set(rows)), peak < 4 * 2**20) == (96, True)
+    assert plan.epoch(0).span_length(7) > 0
+    assert max(rows) > 2**30, "rows come from the whole"
+
+
+@given(st.integers(1, 3000), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
+def test_a_permutation_that_is_not_drawn_has_each_number_once(length: int, key: list[int]) -> None:
+    found = permuted(np.arange(length), length, *key)
+    assert sorted(found.tolist()) == list(range(length))
+    assert permuted(np.arange(length)[::-1], length, *key).tolist() == found[::-1].tolist()
+    assert length < 30 or permuted(np.arange(length), length, *key, 1).tolist() != found.tolist()
+
+
+@pytest.mark.parametrize("length", [MAX_DRAWN_ROWS + 1, 100_000, 1_000_003])
+def test_r13_a_permutation_that_is_not_drawn_looks_random(length: int) -> None:
+    """Chi-squared over pairs (where, what), and over the steps between neighbours; 99.9 % of random orders are below 340."""
+    found = permuted(np.arange(length), length, 3, 1)
+    assert len(np.unique(found)) == length
+    where, what = np.arange(length) * 16 // length, found * 16 // length
+    steps = (np.diff(found) % length) * 16 // length
+    for pairs in (where * 16 + what, what[1:] * 16 + what[:-1], steps[1:] * 16 + steps[:-1], found % 256):
+        counts = np.bincount(pairs, minlength=256)
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 340
+    assert abs(np.count_nonzero(found[1:] > found[:-1]) / length - 0.5) < 0.01
+
+
 @given(st.integers(0, 300), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
 def test_a_permutation_has_each_number_once_and_depends_on_its_key_alone(length: int, key: list[int]) -> None:
     drawn = permutation(length, *key)
@@ -186,6 +221,8 @@ def test_r13_permutations_are_the_same_with_every_version_of_numpy() -> None:
     assert permutation(8, 1, 2).tolist() == [5, 4, 1, 2, 0, 3, 6, 7]
     assert permutation(8).tolist() == [4, 3, 1, 7, 6, 5, 2, 0]
     assert permutation(5, -3, 2**40).tolist() == [3, 4, 0, 2, 1]
+    assert permuted(np.arange(3), 10**12, 1, 2).tolist() == [782673990475, 437437780570, 19647312402]
+    assert permuted(np.arange(5000, 5003), 70_000, -3, 2**40).tolist() == [42968, 25633, 58926]
 
 
 def test_r13_plans_are_the_same_with_every_version_of_raytrain() -> None:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -44,6 +45,7 @@ INEXACT = {
     "-9223372036854775807": [[1.5], [-(2**63) + 1]],
     "2 nulls": np.ma.array([1, 2, 3], mask=[0, 1, 1]),
     "1 nulls": pa.array([2**53 + 1, None]),
+    "1 null": pd.Series([2**53 + 1, None], dtype="Int64"),
     "type object: None in row 2": [1, 2, None, "a"],
     "type |S21: b'x' in row 1": [1, b"x"],
     "tensor of torch.bfloat16": torch.ones(2, dtype=torch.bfloat16),
