@@ -37,7 +37,16 @@ class Task(Settings):
     """Base class of a user's task. `data`, `model`, `optimizer` and `loss` are required, the other hooks optional."""
 
     def data(self) -> Mapping[str, Any]:
-        """Sources by name: "train" is required, all others are evaluated on. Called once, in the driver."""
+        """Sources by name: "train" is required, all others are evaluated on. Called once, in the driver.
+
+        A source is what `raytrain.arrays`, `raytrain.parquet` or `raytrain.dataset` return, or what these stand for: a
+        dictionary of columns, a pandas DataFrame, or a map-style dataset of PyTorch or Hugging Face. Batches, shuffling
+        and workers' shares are made by raytrain, so a DataLoader, a sampler or an iterable is refused.
+
+        Random numbers that `__getitem__` of a dataset draws from torch, numpy.random or random follow from the run's
+        seed, the epoch and the row: a row is augmented alike on any worker, differently in each epoch of the training,
+        and alike in each evaluation.
+        """
         raise NotImplementedError
 
     def model(self) -> torch.nn.Module:
@@ -67,7 +76,8 @@ class Task(Settings):
         """Prepares rows on the CPU, outside of the training process where possible (Ray Data).
 
         Takes and returns numpy columns: {name: array of shape [rows, ...]}; must keep the number and order of rows.
-        The generators of numpy, random and torch are seeded by the position of the rows before each call.
+        The generators of numpy, random and torch are seeded by the position of the rows before each call. Other
+        generators, such as `np.random.default_rng()`, are not: the result of a run would depend on its workers.
         """
         return batch
 

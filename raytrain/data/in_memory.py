@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from raytrain.data.misfits import check_map_style, plain_tensors
 from raytrain.data.seeding import ROW, seeded_generators
-from raytrain.data.source import Columns, NotNumbers, Seed, Source, is_tensor, to_array, widened
+from raytrain.data.source import NOTHING, Columns, NotNumbers, Seed, Source, is_tensor, to_array, widened
 from raytrain.errors import DataError
 
 CHECKED_ROWS = 4  # of a dataset; read twice where it is given, in the driver
@@ -32,8 +32,8 @@ class ArraySource:
     chunk_rows: tuple[int, ...] | None = None
     runs_user_code = False
 
-    def __init__(self, columns: Columns, left_out: Mapping[str, str] | None = None) -> None:
-        self._columns, self.left_out = columns, dict(left_out or {})
+    def __init__(self, columns: Columns, left_out: Mapping[str, str] = NOTHING) -> None:
+        self._columns, self.left_out = columns, dict(left_out)
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +67,7 @@ def arrays(**columns: Any) -> ArraySource:
     return from_columns("arrays()", columns)
 
 
-def from_columns(where: str, columns: Mapping[str, Any], left_out: Mapping[str, str] | None = None) -> ArraySource:
+def from_columns(where: str, columns: Mapping[str, Any], left_out: Mapping[str, str] = NOTHING) -> ArraySource:
     """A source over columns in memory, as `arrays`; `where` is where they come from, for errors."""
     if not columns:
         raise DataError(where, "no columns", "a dataset has at least one column", "give at least one, as name and values")

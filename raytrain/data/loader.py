@@ -8,9 +8,9 @@ worker; `step` is called by the training thread only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 
 from raytrain.data.prefetch import OnDemand, Prefetcher
 from raytrain.data.ray_reader import RayReader, ray_is_running
-from raytrain.data.reading import DirectReader, Reader, ReadRequest, RowBatch, Transform, transformed
-from raytrain.data.source import Columns, Source, check_types, missing_column
+from raytrain.data.reading import DirectReader, RawBatch, Reader, ReadRequest, RowBatch, Transform, transformed
+from raytrain.data.source import NOTHING, ByColumn, Columns, Source, check_types
 from raytrain.errors import InternalError
 
 
-class Batch(dict[str, torch.Tensor]):
+class Batch(ByColumn[torch.Tensor]):
     """Tensors by column name, each of shape [rows, ...]; what the task's hooks get."""
 
-    def __missing__(self, name: object) -> NoReturn:
-        """Raises DataError with the nearest column name."""
-        raise missing_column("batch", str(name), self)
+    def __init__(self, tensors: Mapping[str, torch.Tensor], left_out: Mapping[str, str] = NOTHING) -> None:
+        super().__init__(tensors, left_out)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class Loader:
             self._next_step += 1
         elif step != self._next_step - 1 or not self._latest:
             raise InternalError(f"step {step} was asked of a loader that is at step {self._next_step}")
-        return {logical: [_to_micro_batch(parts) for parts in each] for logical, each in self._latest.items()}
+        left_out = self._request.source.left_out
+        return {logical: [_to_micro_batch(parts, left_out) for parts in each] for logical, each in self._latest.items()}
 
     def close(self) -> None:
         """Stops reading; returns at once. Idempotent."""
@@ -120,6 +120,9 @@ class Loader:
         check_types(self._types, batch.columns)
         self._waiting[batch.logical].append(batch)
 
+    def _transformed(self, raw: RawBatch) -> RowBatch:
+        return transformed(self._request.transform, raw, self._request.source.left_out)
+
     def _delivered(self) -> Iterator[RowBatch]:
         """What the reader delivers. Ends with the first error, so that no rows are skipped after it."""
         while self._streams:
@@ -127,7 +130,7 @@ class Loader:
             if item is None:
                 self._streams.popleft()
             else:
-                yield item if isinstance(item, RowBatch) else transformed(self._request.transform, item)
+                yield item if isinstance(item, RowBatch) else self._transformed(item)
 
 
 def choose_reader(source: Source, transform: Transform | None) -> Reader:
@@ -136,16 +139,20 @@ def choose_reader(source: Source, transform: Transform | None) -> Reader:
     return DirectReader() if is_ready or not ray_is_running() else RayReader()
 
 
-def to_tensors(columns: Columns) -> Batch:
-    """Numpy columns as tensors that share their memory; read-only arrays are copied, since hooks may write to a batch."""
+def to_tensors(columns: Columns, left_out: Mapping[str, str] = NOTHING) -> Batch:
+    """Numpy columns as tensors that share their memory; read-only arrays are copied, since hooks may write to a batch.
+
+    Args:
+        left_out: for each column of the source that is not read, the reason.
+    """
     writable = {name: values if values.flags.writeable else values.copy() for name, values in columns.items()}
-    return Batch({name: torch.from_numpy(values) for name, values in writable.items()})
+    return Batch({name: torch.from_numpy(values) for name, values in writable.items()}, left_out)
 
 
-def _to_micro_batch(parts: list[RowBatch]) -> MicroBatch:
+def _to_micro_batch(parts: list[RowBatch], left_out: Mapping[str, str]) -> MicroBatch:
     """Copies the rows: a hook may write to its batch, and the step may have to be redone."""
     if len(parts) == 1:
-        tensors = Batch({name: torch.from_numpy(values.copy()) for name, values in parts[0].columns.items()})
-        return MicroBatch(tensors, parts[0].row_ids)
+        tensors = {name: torch.from_numpy(values.copy()) for name, values in parts[0].columns.items()}
+        return MicroBatch(Batch(tensors, left_out), parts[0].row_ids)
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    return MicroBatch(to_tensors(columns), np.concatenate([part.row_ids for part in parts]))
+    return MicroBatch(to_tensors(columns, left_out), np.concatenate([part.row_ids for part in parts]))

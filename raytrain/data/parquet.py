@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
@@ -95,7 +95,8 @@ class ParquetSource:
             found = f"0 rows in {len(footers)} files, such as {footers[0].file.path}"
             raise DataError("data", found, "the dataset must not be empty", "correct the path given to parquet()")
         self._filesystem = filesystem
-        self._columns, self.left_out = choose_columns(full, columns)
+        self._columns, left_out = choose_columns(full, columns)
+        self.left_out: Mapping[str, str] = left_out
         self._files = [footer.file for footer in full]
         self._keys = {
             column.name: np.array([key_value(footer, column.name) for footer in full])

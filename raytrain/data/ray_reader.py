@@ -344,7 +344,7 @@ def _read_remotely(item: dict[str, Any], shipped: Shipped) -> Iterator[Any]:
         types: dict[str, Any] = {}
         for task in pickle.loads(item["tasks"][0]):
             for raw in read_task(request, task):
-                batch = transformed(request.transform, raw)
+                batch = transformed(request.transform, raw, request.source.left_out)
                 check_types(types, batch.columns)
                 yield to_table(batch)
 

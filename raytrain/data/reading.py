@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytrain.data.seeding import seeded_generators
-from raytrain.data.source import Columns, Source, sliced, to_array
+from raytrain.data.source import NOTHING, ByColumn, Columns, Source, sliced, to_array
 from raytrain.errors import DataError
 from raytrain.plan import Plan
 
@@ -193,8 +193,8 @@ def read_task(request: ReadRequest, task: ReadTask) -> Iterator[RawBatch]:
         yield RawBatch(batch, (*seed, task.logical, begin), wanted)
 
 
-def transformed(transform: Transform | None, raw: RawBatch) -> RowBatch:
-    """Transforms a batch and drops the rows that are not wanted.
+def transformed(transform: Transform | None, raw: RawBatch, left_out: Mapping[str, str] = NOTHING) -> RowBatch:
+    """Transforms a batch and drops the rows that are not wanted. `left_out` has the columns of the source that are not read.
 
     The generators of PyTorch, numpy and Python are seeded for the transform, and afterwards as they were before.
 
@@ -206,7 +206,7 @@ def transformed(transform: Transform | None, raw: RawBatch) -> RowBatch:
     if transform is not None:
         with seeded_generators() as seed:
             seed(*raw.seed)
-            columns = _checked(transform(batch.columns), len(batch.row_ids))
+            columns = _checked(transform(ByColumn(batch.columns, left_out)), len(batch.row_ids))
         batch = RowBatch(batch.logical, batch.offset, batch.row_ids, columns)
     return batch if raw.num_wanted == len(batch.row_ids) else batch.part(raw.wanted)
 

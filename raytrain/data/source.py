@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from raytrain.errors import DataError
 
 Columns = dict[str, NDArray[Any]]
 """Numpy arrays by column name, all of shape [rows, ...]; what `Task.transform` takes and returns."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+"""No columns that were left out."""
 
 Seed = tuple[int, int]
 """The seed of the run, and the epoch."""
@@ -44,6 +48,10 @@ class Source(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """Names of the columns that `take` returns."""
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """For each column that cannot become a tensor, and is not read, the reason."""
 
     @property
     def runs_user_code(self) -> bool:
@@ -138,12 +146,42 @@ def check_types(types: dict[str, Any], columns: Columns) -> None:
     raise DataError(f"data, column {name!r}", now, rule, "return the same type and shape for all rows from `transform`")
 
 
+Values = TypeVar("Values")
+
+
+class ByColumn(dict[str, Values]):
+    """Values by column name; asking for a column that does not exist says which do, or why it was left out.
+
+    Args:
+        left_out: for each column of the source that is not read, the reason.
+    """
+
+    def __init__(self, values: Mapping[str, Values], left_out: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.left_out = left_out
+
+    def __missing__(self, name: object) -> NoReturn:
+        """Raises DataError with the type of a column that was left out, else with the nearest name."""
+        if not isinstance(name, str) and str(name) in self:
+            raise DataError("batch", f"column {name!r}", "the names of columns are text", f'write batch["{name}"]')
+        if str(name) in self.left_out:
+            raise left_out_column("batch", str(name), self.left_out[str(name)])
+        raise missing_column("batch", str(name), self)
+
+
 def missing_column(where: str, name: str, known: Iterable[str]) -> DataError:
     """The error for a column that does not exist; suggests the nearest one that does."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     rule = "is one of the columns " + ", ".join(known) if known else "there are no columns"
     return DataError(where, f"no column {name!r}", rule, f"did you mean {near[0]!r}?" if near else "correct the name")
+
+
+def left_out_column(where: str, name: str, reason: str) -> DataError:
+    """The error for a column that exists, and cannot become a tensor."""
+    rule = "numbers, booleans and lists of them become tensors; other columns are not read"
+    fix = "write it as numbers, or decode it in __getitem__ of a dataset and give raytrain.dataset(rows)"
+    return DataError(where, f"column {name!r} is left out: {reason}", rule, fix)
 
 
 def sliced(columns: Columns, part: slice) -> Columns:

@@ -1,6 +1,7 @@
 """Which rows does a run train on, and in how many steps? The data sources, their plans, and the number of steps.
 
-Pure except for the call of the task's `data()`. Decides nothing about workers. Runs in the driver, before Ray starts.
+Pure except for the call of the task's `data()`, which may read a few rows. Decides nothing about workers. Runs in the
+driver, before Ray starts.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytrain.config import RunConfig
+from raytrain.data.given import as_source
 from raytrain.data.source import Source
 from raytrain.errors import ConfigError, DataError
+from raytrain.launch.asked_columns import check_asked_columns
 from raytrain.plan import Plan
 from raytrain.task import Task
 from raytrain.worker.hooks import user_code
@@ -41,11 +44,8 @@ def build_schedule(task: Task, config: RunConfig) -> Schedule:
         TaskError: `data` raised.
     """
     check_hooks(task)
-    with user_code("data"):
-        sources = dict(task.data())
-    if "train" not in sources:
-        known = ", ".join(sources) or "no sources"
-        raise DataError(f"{type(task).__name__}.data", known, 'has a source named "train"', 'return {"train": ...}')
+    sources = _sources(task)
+    check_asked_columns(task, sources)
     plans = {name: _plan(source, config, is_training=name == "train") for name, source in sources.items()}
     per_epoch = plans["train"].steps_per_epoch
     if not per_epoch:
@@ -56,6 +56,19 @@ def build_schedule(task: Task, config: RunConfig) -> Schedule:
             "lower run.global_batch, or leave out run.drop_last",
         )
     return Schedule(sources, plans, config.steps or per_epoch * (config.epochs or 1))
+
+
+def _sources(task: Task) -> dict[str, Source]:
+    where = f"{type(task).__name__}.data"
+    with user_code("data"):
+        given = task.data()
+        if not isinstance(given, Mapping):
+            rule, fix = "returns sources by name", 'return {"train": ...}, and other names for what is evaluated on'
+            raise DataError(where, type(given).__name__, rule, fix)
+        if "train" not in given:
+            known = ", ".join(map(str, given)) or "no sources"
+            raise DataError(where, known, 'has a source named "train"', 'return {"train": ...}')
+        return {str(name): as_source(f"{where}, source {name!r}", value) for name, value in given.items()}
 
 
 def check_hooks(task: Task) -> None:

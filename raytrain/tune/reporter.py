@@ -212,7 +212,7 @@ def _metric_names(task: Task, source: Source) -> set[str] | None:
         with user_code("metrics"), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             transform = own_transform(task)
-            batch = to_tensors(transform(columns) if transform else columns)
+            batch = to_tensors(transform(columns) if transform else columns, source.left_out)
             with torch.device("meta"):
                 model = task.model().to("meta")
             return set(task.metrics(model, {name: tensor.to("meta") for name, tensor in batch.items()}))

@@ -96,7 +96,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
-    return Batch({name: column.to(device, non_blocking=True) for name, column in batch.items()})
+    return Batch({name: column.to(device, non_blocking=True) for name, column in batch.items()}, batch.left_out)
 
 
 def seed_everything(*parts: int) -> None:

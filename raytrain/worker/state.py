@@ -18,6 +18,7 @@ from raytrain.checkpoint.state import Restored, Snapshot, restore, restore_bytes
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
 from raytrain.data.loader import to_tensors
+from raytrain.data.source import ByColumn
 from raytrain.errors import RaytrainError, ResumeError, TaskError
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.bitwise import UNKNOWN, deterministic_kernels_only
@@ -188,11 +189,12 @@ class Sample:
     def run_pass(self, model: Any, rows: slice | None = None) -> torch.Tensor:
         """The summed loss of a forward pass over some rows (by default those of one pass), seeded alike each time."""
         spec, row_ids = self._spec, self._row_ids[rows or slice(0, self.pass_rows)]
-        columns = spec.sources["train"].take(row_ids)
+        source = spec.sources["train"]
+        columns = source.take(row_ids)
         if (transform := own_transform(spec.task)) is not None:
             with user_code("transform"):
-                columns = transform(columns)
-        batch = on_device(to_tensors(columns), self._device)
+                columns = transform(ByColumn(columns, source.left_out))
+        batch = on_device(to_tensors(columns, source.left_out), self._device)
         seed_everything(spec.config.seed, 1, 0)
         modes = user_code("loss in the warm-up pass"), autocast(spec.config.precision, self._device)
         with modes[0], deterministic_kernels_only(), modes[1]:

@@ -196,6 +196,7 @@ class Wide:
 
     columns = ("id", "wide")
     runs_user_code = False
+    left_out: dict[str, str] = {}
     chunk_rows, num_rows = (2000,) * 60, 120_000
 
     def __init__(self, counter: Any) -> None:

@@ -15,6 +15,7 @@ class Numbered:
 
     columns = ("id",)
     runs_user_code = False
+    left_out: dict[str, str] = {}
 
     def __init__(self, rows: tuple[int, ...] | int) -> None:
         self.chunk_rows = rows if isinstance(rows, tuple) else None

@@ -25,6 +25,7 @@ from raytrain.data.reading import DirectReader, RawBatch, ReadRequest, RowBatch
 from raytrain.data.source import Columns, Seed
 from raytrain.errors import DataError, InternalError
 from raytrain.plan import Plan, logical_workers_of
+from raytrain.worker.hooks import on_device
 from tests.unit.data.rows import Numbered
 
 
@@ -263,6 +264,19 @@ def test_a_missing_column_of_a_batch_names_the_nearest_one() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert batch.get("y") is None
     assert "y" not in batch
+
+
+def test_a_column_that_was_left_out_is_named_with_its_type_in_a_hook_and_in_a_transform() -> None:
+    source, plan = dataset([(1.0, b"raw"), (2.0, b"row")]), Plan(2, None, 2, 1)
+    with loading(source, plan, [0], 0, 1) as loader:
+        batch = on_device(loader.step(0)[0][0].columns, torch.device("meta"))
+    with pytest.raises(DataError, match=r"column '1' is left out: type \|S3: b'raw'"):
+        batch["1"]
+    with pytest.raises(DataError, match=r'write batch\["0"\]'):
+        batch[0]
+    transform = lambda columns: {"pixels": columns["1"]}  # noqa: E731
+    with loading(source, plan, [0], 0, 1, transform) as loader, pytest.raises(DataError, match="column '1' is left out"):
+        loader.step(0)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])

@@ -19,6 +19,18 @@ class NoTrain(Line):
         return {}
 
 
+class Bare(Line):
+    """Returns no mapping of names to sources."""
+
+    def data(self) -> Any:
+        return [1, 2], [3, 4]
+
+
+class Columns(Line):
+    def data(self) -> Any:
+        return {"train": {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]}, "valid": ([1], [2])}
+
+
 class Raises(Line):
     def data(self) -> dict[str, Any]:
         raise OSError("no such bucket")
@@ -47,6 +59,8 @@ def test_r11_steps_follow_from_rows_batch_and_length(settings: dict[str, Any], n
     [
         (Line(), ConfigError, "at most the 8 rows"),
         (NoTrain(), DataError, 'has a source named "train"'),
+        (Bare(), DataError, r'Bare.data\n.*tuple\n.*\n.*return {"train": ...}'),
+        (Columns(), DataError, r"Columns.data, source 'valid'\n.*tuple\n.*\n.*raytrain.arrays\(x=..., y=...\)"),
         (Raises(), TaskError, "OSError: no such bucket"),
     ],
 )
