@@ -18,7 +18,7 @@ from pathlib import Path
 
 from raytrain.errors import ConfigError, ResourceError, StorageError
 from raytrain.events.kinds import Event, FaultInjected, Member, to_json
-from raytrain.events.log import parse_line
+from raytrain.events.lines import parse_line
 from raytrain.events.view import RunView, reduce
 from raytrain.rundir import EVENTS, RunDir
 

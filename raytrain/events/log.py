@@ -1,35 +1,60 @@
 """Where are the events of a run stored? In `events.jsonl` of its directory, one line each, append-only.
 
 `EventLog` writes the file; `EventWriter` is the same as a Ray actor on the driver's node. `read` is for viewers, in any
-process, also during the run. Each step is written once, even if several workers report it. What an event means is
-decided elsewhere (`view`, `goodput`, `curve`).
+process, also during the run. Each step is written once, even if several workers report it, and each event once, even if it
+is delivered twice: its line names its sender and its number there. What an event means is decided elsewhere (`view`,
+`goodput`, `curve`).
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pyarrow import fs
-
-from raytrain.events.kinds import Event, StateRestored, StepsDone, from_json, to_json
+from raytrain.events.kinds import Event, StateRestored, StepsDone, to_json
+from raytrain.events.lines import DELIVERY, LocalFile, LogFile, ObjectFile, parse_delivered, parse_line
 from raytrain.rundir import EVENTS, RunDir
 
-REWRITE_S = 10.0
-"""Minimum time between two writes to an object store, which cannot append: each one writes the whole object."""
+
+@dataclass(frozen=True)
+class Batch:
+    """A part of the events of one sender, which numbers them from 0.
+
+    Args:
+        sender: unique, also over restarts of the run.
+        first: number of the first event of the batch.
+        oldest: number of the oldest event that the sender still has; earlier ones are not coming any more.
+    """
+
+    sender: str
+    first: int
+    oldest: int
+    events: list[Event]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Which events of a sender the log has.
+
+    Args:
+        received: events with lower numbers have arrived, perhaps in memory only; the sender goes on with this one.
+        durable: events with lower numbers are on the storage.
+    """
+
+    received: int
+    durable: int
 
 
 class EventLog:
     """The events of a run, numbered from 0 through the whole file, including lines that other processes append.
 
-    A full disk or a transient storage error loses nothing: lines stay in memory and are retried; `failure` holds the
-    error until they are written.
+    A full disk or a transient storage error loses nothing while this process lives: lines stay in memory and are retried;
+    `failure` holds the error until they are written. If it dies, a sender loses nothing that keeps its events until a receipt
+    says that they are durable.
 
     Args:
         run_dir: the run's directory; created if missing.
@@ -38,10 +63,13 @@ class EventLog:
 
     def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._events = [_without_rows(event) for event in read(run_dir)]
+        self._deliveries, self._events = _Deliveries(), list[Event]()
+        for event, delivery in _read(run_dir):
+            self._deliveries.note(delivery)
+            self._events.append(_without_rows(event))
         self._first_kept = 0
         self._steps = _RecordedSteps(self._events)
-        self._file: _LogFile = _LocalFile(run_dir) if run_dir.is_local else _ObjectFile(run_dir, clock)
+        self._file: LogFile = LocalFile(run_dir) if run_dir.is_local else ObjectFile(run_dir, clock)
         self.opened_at = len(self._events)
         """Number of events before this process, so the number of the first one that it appends."""
         self.failure: OSError | None = None
@@ -49,15 +77,21 @@ class EventLog:
 
     def append(self, events: Iterable[Event]) -> None:
         """Appends events. Sets missing times, leaves out steps that are already recorded."""
-        new = [_timed(kept, self._clock()) for event in events for kept in self._steps.only_new(event)]
-        self._file.add("".join(json.dumps(to_json(event)) + "\n" for event in new).encode())
-        self._try(self._file.write)
-        self._take_others()
-        self._events.extend(map(_without_rows, new))
+        self._add((event, "") for event in events)
+
+    def deliver(self, batch: Batch, durably: bool = False) -> Receipt:
+        """Appends those events of a batch that have not arrived before; none if earlier ones are missing.
+
+        Args:
+            batch: of one sender.
+            durably: writes at once what is in memory only.
+        """
+        self._add(self._deliveries.take(batch), durably)
+        return self._deliveries.receipt(batch.sender, self._file.is_written)
 
     def since(self, number: int) -> list[Event]:
         """Events `number`, `number + 1`, ..., without row ids. Earlier ones are dropped from memory: there is one reader."""
-        self._try(self._file.write)
+        self._write()
         self._take_others()
         del self._events[: max(0, number - self._first_kept)]
         self._first_kept = max(self._first_kept, number)
@@ -68,13 +102,28 @@ class EventLog:
         self._file.close()
         self.failure = None
 
+    def _add(self, events: Iterable[tuple[Event, str]], durably: bool = False) -> None:
+        """Appends events with their deliveries; the delivery is that of the last line if an event is cut in several."""
+        now, new, lines = self._clock(), list[Event](), list[str]()
+        for event, delivery in events:
+            parts = [_timed(part, now) for part in self._steps.only_new(event)]
+            values = list(map(to_json, parts))
+            if values and delivery:
+                values[-1][DELIVERY] = delivery
+            new += parts
+            lines += [json.dumps(value) + "\n" for value in values]
+        self._file.add("".join(lines).encode())
+        self._write(durably)
+        self._take_others()
+        self._events.extend(map(_without_rows, new))
+
     def _take_others(self) -> None:
         found = map(parse_line, self._file.take_others().split(b"\n"))
         self._events += [_without_rows(event) for event in found if event is not None]
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _write(self, durably: bool = False) -> None:
         try:
-            write()
+            self._file.write(durably)
             self.failure = None
         except OSError as error:
             self.failure = error
@@ -93,6 +142,9 @@ class EventWriter:
     def append(self, events: list[Event]) -> None:
         self._log.append(events)
 
+    def deliver(self, batch: Batch, durably: bool) -> Receipt:
+        return self._log.deliver(batch, durably)
+
     def since(self, number: int) -> list[Event]:
         return self._log.since(number)
 
@@ -105,24 +157,20 @@ def read(run_dir: RunDir) -> Iterator[Event]:
 
     Skips lines of an unknown version and an incomplete last line.
     """
+    return (event for event, _ in _read(run_dir))
+
+
+def _read(run_dir: RunDir) -> Iterator[tuple[Event, str]]:
+    """The events of `read` with their deliveries."""
     try:
         stream = run_dir.filesystem.open_input_stream(run_dir.child(EVENTS))
     except FileNotFoundError:
         return
     with io.BufferedReader(stream) as lines:
         for line in lines:
-            event = parse_line(line)
+            event, delivery = parse_delivered(line)
             if event is not None:
-                yield event
-
-
-def parse_line(line: bytes) -> Event | None:
-    """The event of one line, or None if the line is incomplete or of an unknown version."""
-    try:
-        value = json.loads(line)
-        return from_json(value) if isinstance(value, dict) else None
-    except (ValueError, TypeError, KeyError):
-        return None
+                yield event, delivery
 
 
 def _timed(event: Event, now: float) -> Event:
@@ -167,6 +215,32 @@ class _RecordedSteps:
         return True
 
 
+class _Deliveries:
+    """Which events of each sender have arrived, and which of them are on the storage."""
+
+    def __init__(self) -> None:
+        self._received: dict[str, int] = {}
+        self._durable: dict[str, int] = {}
+
+    def note(self, delivery: str) -> None:
+        """A line on the storage has this delivery, or none."""
+        sender, _, number = delivery.rpartition(":")
+        if sender:
+            self._received[sender] = int(number) + 1
+
+    def take(self, batch: Batch) -> list[tuple[Event, str]]:
+        """The events that have not arrived before, with their deliveries; marks them as arrived."""
+        first = max(self._received.get(batch.sender, 0), batch.oldest)
+        new = batch.events[first - batch.first :] if batch.first <= first else []
+        self._received[batch.sender] = first + len(new)
+        return [(event, f"{batch.sender}:{number}") for number, event in enumerate(new, first)]
+
+    def receipt(self, sender: str, all_are_written: bool) -> Receipt:
+        if all_are_written:
+            self._durable = dict(self._received)
+        return Receipt(self._received[sender], self._durable.get(sender, 0))
+
+
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     """[0, 1, 4] -> (0, 2), (4, 5)."""
     first = 0
@@ -181,123 +255,3 @@ def _slice(event: StepsDone, start: int, stop: int) -> StepsDone:
     lists: dict[str, Any] = {name: getattr(event, name) for name in names}
     parts = {name: values and values[start:stop] for name, values in lists.items()}
     return replace(event, first_step=event.first_step + start, **parts)
-
-
-class _LogFile(Protocol):
-    def add(self, lines: bytes) -> None: ...
-
-    def write(self) -> None: ...
-
-    def take_others(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class _LocalFile:
-    """Appends to a local file, resuming after partial writes. Other processes may append whole lines to it."""
-
-    def __init__(self, run_dir: RunDir) -> None:
-        path = Path(run_dir.child(EVENTS))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _repair(path)
-        self._file = path.open("a+b", buffering=0)
-        self._waiting, self._others = b"", b""
-        self._known_bytes = self._size_bytes()
-        """Bytes from the start that this object wrote or read."""
-
-    def add(self, lines: bytes) -> None:
-        self._waiting += lines
-
-    def write(self) -> None:
-        self._read_up_to(self._size_bytes())
-        while self._waiting:
-            written = self._file.write(self._waiting) or 0
-            self._waiting = self._waiting[written:]
-            end = self._file.tell()  # O_APPEND: another process may have appended in between
-            self._read_up_to(end - written)
-            self._known_bytes = end
-
-    def take_others(self) -> bytes:
-        """Whole lines of other processes before the end of the last write, each returned once."""
-        end = self._others.rfind(b"\n") + 1
-        lines, self._others = self._others[:end], self._others[end:]
-        return lines
-
-    def _read_up_to(self, end: int) -> None:
-        if end > self._known_bytes:
-            self._others += os.pread(self._file.fileno(), end - self._known_bytes, self._known_bytes)
-            self._known_bytes = end
-
-    def _size_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        self.write()
-        self._file.close()
-
-
-class _ObjectFile:
-    """Keeps the whole text and rewrites the object. No other process can append to an object."""
-
-    def __init__(self, run_dir: RunDir, clock: Callable[[], float]) -> None:
-        self._run_dir, self._clock = run_dir, clock
-        self._text = bytearray(_whole_lines(run_dir))
-        self._unwritten = False
-        self._next_write = clock()
-
-    def add(self, lines: bytes) -> None:
-        self._text += lines
-        self._unwritten = self._unwritten or bool(lines)
-
-    def write(self) -> None:
-        if self._unwritten and self._clock() >= self._next_write:
-            self._next_write = self._clock() + REWRITE_S  # also after a failure, to not overload a failing store
-            self._rewrite()
-
-    def take_others(self) -> bytes:
-        return b""
-
-    def close(self) -> None:
-        if self._unwritten:
-            self._rewrite()
-
-    def _rewrite(self) -> None:
-        filesystem: fs.FileSystem = self._run_dir.filesystem
-        filesystem.create_dir(self._run_dir.path, recursive=True)
-        with filesystem.open_output_stream(self._run_dir.child(EVENTS)) as stream:
-            stream.write(bytes(self._text))
-        self._unwritten = False
-
-
-def _repair(path: Path) -> None:
-    """Repairs a last line without a newline, left by a kill: keeps it if it parses, else truncates it."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        end, tail = _last_line(file, path.stat().st_size)
-        if not tail:
-            return
-        if parse_line(tail) is not None:
-            file.seek(0, io.SEEK_END)
-            file.write(b"\n")
-        else:
-            file.truncate(end)
-
-
-def _last_line(file: io.BufferedRandom, size: int, block: int = 1 << 16) -> tuple[int, bytes]:
-    """Offset after the last complete line, and the bytes that follow."""
-    tail, start = b"", size
-    while start > 0 and b"\n" not in tail:
-        start = max(0, start - block)
-        file.seek(start)
-        tail = file.read(size - start)
-    end = start + tail.rfind(b"\n") + 1
-    return end, tail[end - start :]
-
-
-def _whole_lines(run_dir: RunDir) -> bytes:
-    if not run_dir.exists(EVENTS):
-        return b""
-    with run_dir.filesystem.open_input_stream(run_dir.child(EVENTS)) as stream:
-        text: bytes = stream.read()
-    return text if text.endswith(b"\n") or not text else text + b"\n"

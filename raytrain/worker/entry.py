@@ -16,7 +16,7 @@ import ray.train
 from raytrain.worker.network import network_variables
 
 if TYPE_CHECKING:
-    from raytrain.events.kinds import Event
+    from raytrain.events.log import Batch, Receipt
     from raytrain.worker.context import RunSpec, WorkerContext
 
 CONNECTIONS = "connections"
@@ -95,8 +95,9 @@ def _build_context(connections: Connections, spec: RunSpec, host: str) -> Worker
     )
 
 
-def _sender(writer: Any) -> Callable[[list[Event], float], None]:
-    def send(events: list[Event], timeout_s: float) -> None:
-        ray.get(writer.append.remote(events), timeout=timeout_s)
+def _sender(writer: Any) -> Callable[[Batch, bool, float], Receipt]:
+    def send(batch: Batch, durably: bool, timeout_s: float) -> Receipt:
+        receipt: Receipt = ray.get(writer.deliver.remote(batch, durably), timeout=timeout_s)
+        return receipt
 
     return send

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 
 from raytrain.checkpoint.saver import Saver
 from raytrain.data.loader import Loader
@@ -40,7 +41,7 @@ class TrainingLoop:
             self._config.keep_best,
             self._config.best,
             context.telemetry.emit,
-            before_write=context.telemetry.flush,  # so that a checkpoint never has steps that the log does not have
+            before_write=partial(context.telemetry.flush, durably=True),  # a checkpoint has no steps that the log has not
             max_stall_s=self._config.collective_timeout_s / 2,  # peers would take a leader that waits longer for lost
         )
         self.rank = 0
@@ -113,8 +114,11 @@ class TrainingLoop:
             name = restore_newest(state, context.store, self._config.best)
             context.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
         context.heartbeat.set_activity(WAITING)
-        broadcast_state(state, group)
-        context.telemetry.merge(group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None))
+        untold = group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None)
+        try:
+            broadcast_state(state, group)
+        finally:  # whoever has the state has its steps, too: if the leader dies now, only this rank can still tell of them
+            context.telemetry.merge([record for record in untold if record.step < state.step])
 
     def _step(self, state: TrainState, group: Group, train_step: TrainStep, loader: Loader, pending: Signals) -> Signals:
         """One step, recorded once it is committed; returns the signals that all ranks agreed on."""

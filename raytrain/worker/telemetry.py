@@ -1,8 +1,9 @@
 """What a worker reports: step records, events, output of the user's code, and how long training paused.
 
-Reports are delivered in batches by a thread of their own: training never waits for them. Every rank keeps the records of
-recent steps, since a leader may die before it has delivered them; the next leader sends them again, and the event log drops
-those that it has. Newcomers receive from the leader what has not been acknowledged yet.
+Reports are delivered in batches by a thread of their own: training never waits for them. Events are kept until they are on
+the storage, and sent again if the log, or its process, has lost them. Every rank keeps the records of recent steps, since a
+leader may die before they are; the next leader sends them again, and the log drops those that it has. Newcomers receive from
+the leader what is not on the storage yet.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import builtins
 import contextlib
 import io
 import logging
+import secrets
 import sys
 import threading
 import time
@@ -21,32 +23,37 @@ from typing import Any
 
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import Event, OutputLine, StepsDone
+from raytrain.events.log import Batch, Receipt
 
 SEND_EVERY_S = 0.5
 SEND_TIMEOUT_S = 10.0
 """Timeout of a delivery; a tenth of it after a delivery has failed."""
 KEEP_S = 60.0
 """How long a rank keeps the record of a step."""
-MAX_UNSENT = 20_000
+MAX_KEPT = 20_000
 """Events that are kept while deliveries fail; older ones are dropped."""
 
 log = logging.getLogger(__name__)
 
 
-Send = Callable[[list[Event], float], None]
-"""Delivers events: returns when they are in the run's log; raises if that takes longer than the given seconds."""
+Send = Callable[[Batch, bool, float], Receipt]
+"""Delivers a batch, durably if that is true; raises if that takes longer than the given seconds."""
 
 
 class Telemetry:
     """Collects events and step records, and delivers them through `send`."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
+        self._send, self._sender = send, secrets.token_hex(6)
         self._lock = threading.Lock()
         self._delivery = threading.Lock()  # one delivery at a time, so that none overtakes another
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
+        """Those that are not known to be on the storage, in the order in which they happened."""
+        self._oldest = self._next = 0
+        """Numbers of the first of these events, and of the next one to send."""
         self._records: deque[StepRecord] = deque()
-        self._sent_below = self._acknowledged_below = 0
+        self._queued_below = self._acknowledged_below = 0
+        """Records of steps below these are among the events, and are on the storage."""
         self._is_leader = False
         self._is_failing = False
         self._closed = threading.Event()
@@ -66,7 +73,7 @@ class Telemetry:
                 self._records.popleft()
 
     def unacknowledged(self) -> list[StepRecord]:
-        """The records that may not be in the run's log yet, as far as this rank, the leader, knows."""
+        """The records that may not be on the storage yet, as far as this rank, the leader, knows."""
         with self._lock:
             return [record for record in self._records if record.step >= self._acknowledged_below]
 
@@ -81,38 +88,49 @@ class Telemetry:
         """Only the leader sends step records; a new leader sends all that it still has."""
         with self._lock:
             if is_leader and not self._is_leader:
-                self._sent_below = self._acknowledged_below = 0
+                self._queued_below = self._acknowledged_below = 0
             self._is_leader = is_leader
 
-    def flush(self) -> None:
-        """Delivers what is queued, in the order in which it happened; keeps what could not be delivered for later."""
+    def flush(self, durably: bool = False) -> None:
+        """Delivers what is queued, in the order in which it happened; what does not reach the storage is kept.
+
+        Args:
+            durably: asks the log to write it at once.
+        """
         if not self._delivery.acquire(timeout=self._timeout_s):
             return
         try:
-            with self._lock:
-                self._queue_records()
-                events, self._events = self._events, []
-                sent_below = self._sent_below
-            is_delivered = not events or self._deliver(events)
-            with self._lock:
-                if not is_delivered:
-                    self._events = [*events, *self._events][-MAX_UNSENT:]
-                elif self._sent_below >= sent_below:  # else it has become the leader meanwhile, and sends all again
-                    self._acknowledged_below = sent_below
+            while self._deliver(durably):
+                pass
         finally:
             self._delivery.release()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)
-        self.flush()
+        self.flush(durably=True)
 
     def _queue_records(self) -> None:
-        """Puts the steps that were not sent yet behind the events so far."""
-        fresh = [r for r in self._records if r.step >= self._sent_below] if self._is_leader else []
+        """Puts the steps that are new behind the events so far."""
+        fresh = [r for r in self._records if r.step >= self._queued_below] if self._is_leader else []
         if fresh:
-            self._sent_below = fresh[-1].step + 1
+            self._queued_below = fresh[-1].step + 1
             self._events.extend(map(_as_event, _consecutive(fresh)))
+        while len(self._events) > MAX_KEPT:
+            self._drop_oldest()
+        self._next = max(self._next, self._oldest)
+
+    def _take(self, receipt: Receipt) -> None:
+        """Drops the events that are on the storage, and goes on with the first that the log does not have."""
+        while self._events and self._oldest < receipt.durable:
+            event = self._drop_oldest()
+            if isinstance(event, StepsDone):
+                self._acknowledged_below = max(self._acknowledged_below, event.first_step + len(event.losses))
+        self._next = max(receipt.received, self._oldest)
+
+    def _drop_oldest(self) -> Event:
+        self._oldest += 1
+        return self._events.popleft()
 
     def _may_drop(self, record: StepRecord) -> bool:
         return not self._is_leader or record.step < self._acknowledged_below
@@ -125,16 +143,25 @@ class Telemetry:
         while not self._closed.wait(SEND_EVERY_S):
             self.flush()
 
-    def _deliver(self, events: list[Event]) -> bool:
+    def _deliver(self, durably: bool) -> bool:
+        """Sends what is unsent; returns whether earlier events must be sent first, which a restarted log has lost."""
+        with self._lock:
+            self._queue_records()
+            unsent = list(self._events)[self._next - self._oldest :]
+            batch = Batch(self._sender, self._next, self._oldest, unsent)
+            if not self._events:
+                return False
         try:
-            self._send(events, self._timeout_s)
+            receipt = self._send(batch, durably, self._timeout_s)
         except Exception as error:  # noqa: BLE001 - the one guard around telemetry: its failure must not end a run
             if not self._is_failing:
-                log.warning("could not deliver %d events (%s); they are sent again", len(events), type(error).__name__)
+                log.warning("could not deliver %d events (%s); they are sent again", len(unsent), type(error).__name__)
             self._is_failing = True
             return False
         self._is_failing = False
-        return True
+        with self._lock:
+            self._take(receipt)
+        return receipt.received < batch.first
 
 
 def _consecutive(records: list[StepRecord]) -> list[list[StepRecord]]:

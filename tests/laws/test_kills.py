@@ -43,6 +43,19 @@ def test_p2_p5_leaders_that_die_while_saving_leave_the_checkpoint_to_a_peer(tmp_
     check(LocalRun(TASKS["dropout"], settings(), tmp_path, Plot(3, kills=kills, replace=False)))
 
 
+@pytest.mark.timeout(60)
+def test_r1_a_leader_that_dies_after_it_has_handed_over_its_state_leaves_no_gap(tmp_path: Path) -> None:
+    """Its last steps are on no storage yet, and nobody is left who was there but the newcomer, who has their result."""
+    kills = [Kill("w0", "after broadcast", END_OF_EPOCH + 1)]
+    run = LocalRun(TASKS["dropout"], settings(), tmp_path, Plot(1, kills=kills, hold=END_OF_EPOCH, late=[5], replace=False))
+    check(run)
+    assert [[member.worker for member in generation.members] for generation in run.generations] == [
+        ["w0"],
+        ["w0", "w1"],
+        ["w1"],
+    ]
+
+
 def check(run: LocalRun) -> None:
     steps = run.run()
     assert_same(run.run_dir, steps, by_hand("dropout", settings()))

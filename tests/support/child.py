@@ -124,7 +124,7 @@ def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
 
 
 def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches: ExitStack) -> None:
-    telemetry = Telemetry(lambda events, timeout_s: writer.ask(events))
+    telemetry = Telemetry(lambda batch, durably, timeout_s: writer.ask((batch, durably)))
     schedule = job.schedule
     context = WorkerContext(
         spec=RunSpec(job.task, job.config, schedule.sources, schedule.plans, schedule.num_steps, {}, "cpu"),
@@ -187,13 +187,13 @@ def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: Pi
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         state = state_of()
-        here = state is not None and state.step == kill.step
+        here = state is not None and state.step >= kill.step
         if before and here:
             rendezvous.ask("fired", kill)
             kill_self()
         result = original(*args, **kwargs)
         state = state_of()
-        if not before and state is not None and state.step == kill.step:
+        if not before and state is not None and state.step >= kill.step:
             rendezvous.ask("fired", kill)
             kill_self()
         return result

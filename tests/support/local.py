@@ -33,7 +33,7 @@ TICK_S = 0.005
 
 @dataclass(frozen=True)
 class Kill:
-    """Worker `worker` kills itself with SIGKILL the first time that it is at `place` with `step` finished steps.
+    """Worker `worker` kills itself with SIGKILL the first time that it is at `place` with at least `step` finished steps.
 
     `place` names a method of the product and a side, see `tests.support.child.PLACES`.
     """
@@ -207,9 +207,10 @@ class LocalRun:
     def _serve_events(self, pipe: Connection) -> None:
         """Takes the events of one child until it goes; each delivery is confirmed when it is in the log."""
         with contextlib.suppress(EOFError, OSError):
-            while (events := pipe.recv()) is not None:
+            while (message := pipe.recv()) is not None:
+                batch, durably = message
                 with self._lock:
-                    self._log.append(events)
+                    receipt, events = self._log.deliver(batch, durably), batch.events
                     self._has_saved |= any(isinstance(event, CheckpointSaved) for event in events)
                     self._finished = max(
                         [self._finished, *(e.first_step + len(e.losses) for e in events if isinstance(e, StepsDone))]
@@ -217,7 +218,7 @@ class LocalRun:
                     while self._late and self._finished >= self._late[0]:
                         del self._late[0]
                         self._start()
-                pipe.send(None)
+                pipe.send(receipt)
 
     def _until_over(self) -> None:
         deadline = time.monotonic() + self.limit_s

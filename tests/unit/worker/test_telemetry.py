@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import fs
 
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import Event, OutputLine, StateRestored, StepsDone
-from raytrain.events.log import EventLog
+from raytrain.events.log import Batch, EventLog, Receipt, read
 from raytrain.rundir import RunDir
 from raytrain.worker import telemetry as module
 from raytrain.worker.telemetry import SEND_TIMEOUT_S, CapturedStream, PauseTimer, Send, Telemetry, captured_output
@@ -25,18 +26,20 @@ Make = Callable[..., Telemetry]
 
 
 class Receiver:
-    """Keeps what is delivered, and the timeouts; fails while it is down."""
+    """A log that keeps what is delivered, and the timeouts; fails while it is down."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.limits: list[float] = []
         self.is_down = False
 
-    def __call__(self, events: list[Event], timeout_s: float) -> None:
+    def __call__(self, batch: Batch, durably: bool, timeout_s: float) -> Receipt:
         self.limits.append(timeout_s)
         if self.is_down:
             raise ConnectionError("the writer is down")
-        self.events.extend(events)
+        self.events.extend(batch.events)
+        end = batch.first + len(batch.events)
+        return Receipt(received=end, durable=end)
 
 
 @pytest.fixture
@@ -149,7 +152,7 @@ def test_what_could_not_be_delivered_is_sent_again_in_order(
 
 
 def test_undelivered_events_are_bounded(telemetry: Telemetry, sent: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNSENT", 3)
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
     sent.is_down = True
     for number in range(10):
         telemetry.emit(said(str(number)))
@@ -166,11 +169,11 @@ class Hanging(Receiver):
         super().__init__()
         self.hangs, self.go_on = threading.Event(), threading.Event()
 
-    def __call__(self, events: list[Event], timeout_s: float) -> None:
+    def __call__(self, batch: Batch, durably: bool, timeout_s: float) -> Receipt:
         if not self.hangs.is_set():
             self.hangs.set()
             self.go_on.wait(10)
-        super().__call__(events, timeout_s)
+        return super().__call__(batch, durably, timeout_s)
 
     def flush(self, telemetry: Telemetry) -> threading.Thread:
         thread = threading.Thread(target=telemetry.flush)
@@ -239,7 +242,12 @@ def test_waits_for_data_are_sent_with_the_steps(telemetry: Telemetry, sent: Rece
 def test_the_thread_sends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_EVERY_S", 0.001)
     arrived = threading.Event()
-    telemetry = Telemetry(lambda events, timeout_s: arrived.set() if events else None)
+
+    def send(batch: Batch, durably: bool, timeout_s: float) -> Receipt:
+        arrived.set()
+        return Receipt(1, 1)
+
+    telemetry = Telemetry(send)
     telemetry.emit(said("hello"))
     assert arrived.wait(10)
     telemetry.close()
@@ -253,7 +261,7 @@ def test_closing_delivers_what_is_left_and_waits_for_it(telemetry: Telemetry, se
 
 def test_steps_that_two_leaders_send_are_in_the_log_once(make: Make, tmp_path: Path) -> None:
     log = EventLog(RunDir.at(str(tmp_path), "run"))
-    first, second = (make(lambda events, timeout_s: log.append(events), leads) for leads in (True, False))
+    first, second = (make(lambda batch, durably, _: log.deliver(batch, durably), leads) for leads in (True, False))
     first.emit(StateRestored(step=0, checkpoint=""))
     for worker in (first, second):
         record_all(worker, 0, 1, 2)
@@ -263,6 +271,45 @@ def test_steps_that_two_leaders_send_are_in_the_log_once(make: Make, tmp_path: P
     second.flush()
     assert shown(log.since(0)) == ["state_restored", 0, 1, 2, 3]
     log.close()
+
+
+@pytest.mark.parametrize("arrives", ["before the next", "never"])
+def test_a_delivery_that_timed_out_is_in_the_log_once_whether_it_arrived_or_not(
+    arrives: str, make: Make, tmp_path: Path
+) -> None:
+    log, delayed = EventLog(RunDir.at(str(tmp_path), "run")), list[Batch]()
+
+    def send(batch: Batch, durably: bool, timeout_s: float) -> Receipt:
+        if not delayed:  # the log stands still: the call waits in its queue, or is lost with its process
+            delayed.append(batch)
+            raise TimeoutError
+        if arrives == "before the next":
+            log.deliver(delayed[0])
+        return log.deliver(batch, durably)
+
+    telemetry = make(send)
+    for part in ("one", "two"):
+        telemetry.emit(said(part))
+        telemetry.flush()
+    assert shown(log.since(0)) == ["one", "two"]
+    log.close()
+
+
+def test_r1_what_a_log_had_only_in_memory_when_it_died_is_sent_again(make: Make, tmp_path: Path) -> None:
+    """An object store is written every ten seconds; the writer dies in between, twice."""
+    now, store = [0.0], fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    logs = [EventLog(RunDir(store, "run", is_local=False), clock=lambda: now[0])]
+    telemetry = make(lambda batch, durably, _: logs[-1].deliver(batch, durably))
+    for step in range(6):
+        record_all(telemetry, step)
+        telemetry.flush()
+        now[0] += 1.0
+        if step in (1, 3):
+            assert telemetry.unacknowledged(), "it is in memory only"
+            logs.append(EventLog(RunDir(store, "run", is_local=False), clock=lambda: now[0]))
+    telemetry.flush(durably=True)
+    assert telemetry.unacknowledged() == []
+    assert shown(list(read(RunDir(store, "run", is_local=False)))) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_newcomer_that_becomes_leader_sends_what_the_old_one_did_not(make: Make, sent: Receiver) -> None:
