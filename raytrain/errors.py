@@ -6,8 +6,13 @@ and the fix. All errors can be pickled, because they travel between processes. I
 
 from __future__ import annotations
 
+import os
+import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 SHOWN_ROWS = 64
 
 
@@ -49,6 +54,10 @@ class ResumeError(FourPartError):
     """The run cannot be resumed with these settings."""
 
 
+class RunInUseError(FourPartError):
+    """Another driver uses the run's directory."""
+
+
 class ResourceError(FourPartError):
     """The cluster lacks resources that the run requires."""
 
@@ -61,13 +70,14 @@ class TaskError(RaytrainError):
     """The task's code raised; the message is its traceback.
 
     Args:
-        traceback: the formatted traceback, ending with the exception's own line.
+        traceback: the formatted traceback, without our own frames, ending with the exception's own line.
         where: hook and step, for example "loss at step 12 on rank 1".
+        details: the same with our own frames.
     """
 
-    def __init__(self, traceback: str, where: str) -> None:
-        super().__init__(traceback, where)
-        self.traceback, self.where = traceback, where
+    def __init__(self, traceback: str, where: str, details: str = "") -> None:
+        super().__init__(traceback, where, details)
+        self.traceback, self.where, self.details = traceback, where, details or traceback
 
     def __str__(self) -> str:
         return f"{self.traceback.rstrip()}\nraised by {self.where}"
@@ -100,6 +110,34 @@ class PoisonRowsError(RaytrainError):
 
 class InternalError(RaytrainError):
     """An invariant of raytrain is broken: a bug, please report it."""
+
+
+class WholeTracebacks:
+    """A context manager that raises an unexpected exception as an `InternalError` with its traceback.
+
+    Ray keeps the first and the last 500 characters of a worker's traceback, and not of one that can be pickled.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RaytrainError):
+            raise InternalError("".join(traceback.format_exception(error))) from error
+
+
+def task_traceback(error: BaseException) -> str:
+    """The traceback of an error in the task's code, and of its causes, without our own frames if there are others."""
+    shown = traceback.TracebackException.from_exception(error)
+    _remove_own_frames(shown)
+    return "".join(shown.format())
+
+
+def _remove_own_frames(shown: traceback.TracebackException) -> None:
+    frames = [frame for frame in shown.stack if not frame.filename.startswith(PACKAGE)]
+    shown.stack = traceback.StackSummary.from_list(frames or shown.stack)
+    for one in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
+        if one is not None:
+            _remove_own_frames(one)
 
 
 def differences(name: str, old: Any, new: Any, separator: str = " -> ") -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ from raytrain.tune.space import kinds_of
 
 _SETTING = re.compile(r"(?<![\w.-])(?:sweep\.space\.(?:run\.)?\w+|(?:run|sweep)\.[a-z][a-z0-9_]*)(?![\w(])")
 _KNOWN = {*(f"run.{name}" for name in RunConfig.model_fields), *(f"sweep.{name}" for name in SweepConfig.model_fields)}
+DEBUG = "RAYTRAIN_DEBUG"
+"""Environment variable: if set, tracebacks of errors in the task's code have our own frames, too."""
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -146,19 +149,21 @@ def exit_code_of(action: Callable[[], int | None], fields: Iterable[str] | None 
         return 130
     except (RaytrainError, click.UsageError) as error:
         shown = _four_parts(error) if isinstance(error, click.UsageError) else error
-        sys.stderr.write(error_text(shown, fields))
+        sys.stderr.write(error_text(shown, fields, is_debug=bool(os.environ.get(DEBUG))))
         return 2 if isinstance(shown, FourPartError) else 1
 
 
-def error_text(error: RaytrainError, fields: Iterable[str] | None = None) -> str:
+def error_text(error: RaytrainError, fields: Iterable[str] | None = None, is_debug: bool = False) -> str:
     """What stderr says: for an error in the task's code its traceback and then one line, otherwise the error's own text.
 
     Args:
         error: what was raised.
         fields: names of the task's fields.
+        is_debug: whether tracebacks have our own frames, too.
     """
     if isinstance(error, TaskError) and error.traceback.startswith("Traceback"):
-        return f"{error.traceback.rstrip()}\nerror: raised by {error.where}\n"
+        text = error.details if is_debug else error.traceback
+        return f"{text.rstrip()}\nerror: raised by {error.where}\n"
     if isinstance(error, TaskError):
         return f"error: {error.traceback}\n"
     return f"error: {str(error) if fields is None else with_flags(str(error), fields)}\n"

@@ -16,7 +16,6 @@ import pickle
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
@@ -43,7 +42,7 @@ from raytrain.data.reading import (
     transformed,
 )
 from raytrain.data.source import Source, check_types
-from raytrain.errors import RaytrainError, TaskError
+from raytrain.errors import RaytrainError, TaskError, task_traceback
 
 FEW_ROWS = 1024  # of a logical worker; not worth the start of Ray Data
 TASK_ROWS = 8192  # smaller read tasks share a Ray task, since a Ray task costs the worker 20 ms
@@ -217,7 +216,7 @@ class RemoteErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            raise RemoteError(_pickled(error), "".join(traceback.format_exception(error))) from error
+            raise RemoteError(_pickled(error), task_traceback(error)) from error
 
 
 def ray_is_running() -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 
+from raytrain.errors import WholeTracebacks
 from raytrain.worker.network import network_variables
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run_worker(config: Mapping[str, Any]) -> None:
     context = _build_context(connections, spec, host)
     loop, telemetry = TrainingLoop(context), context.telemetry
     try:
-        with captured_output(lambda: loop.rank, telemetry.emit):
+        with captured_output(lambda: loop.rank, telemetry.emit), WholeTracebacks():
             loop.run()
     except StateMismatch as error:  # not a mistake in the user's code, which would end the run
         telemetry.emit(OutputLine(rank=loop.rank, stream="stderr", text=f"{error}; its process ends"))

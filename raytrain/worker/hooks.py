@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
 
 from raytrain.data.loader import Batch
 from raytrain.data.source import Columns
-from raytrain.errors import RaytrainError, TaskError
+from raytrain.errors import RaytrainError, TaskError, task_traceback
 from raytrain.task import Loss, Task
-
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @contextmanager
 def user_code(where: str) -> Iterator[None]:
-    """Raises a `TaskError` for an exception of the user's code, with a traceback that starts at the user's frames."""
+    """Raises a `TaskError` for an exception of the user's code, with a traceback of the user's frames."""
     try:
         yield
     except RaytrainError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
-        lines = traceback.format_exception(type(error), error, _from_user_frame(error.__traceback__))
-        raise TaskError("".join(lines), where) from None
-
-
-def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our own frames at its start."""
-    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        trace = trace.tb_next
-    return trace
+        remote = error.__cause__ if isinstance(error.__cause__, RaytrainError) else None  # raised in a process of Ray Data
+        shown = str(remote) if remote else task_traceback(error)
+        raise TaskError(shown, where, "".join(traceback.format_exception(error))) from None
 
 
 def as_sum(value: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:

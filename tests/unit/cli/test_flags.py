@@ -9,7 +9,7 @@ import click
 import pytest
 from pydantic import BaseModel
 
-from raytrain.cli.flags import Command, error_text, exit_code_of, given_values, options_of, with_defaults, with_flags
+from raytrain.cli.flags import DEBUG, Command, error_text, exit_code_of, given_values, options_of, with_defaults, with_flags
 from raytrain.errors import ConfigError, InternalError, TaskError, WorkersLostError
 
 
@@ -94,6 +94,18 @@ def test_r16_exit_codes_tell_wrong_use_from_failure(error: BaseException, code: 
 )
 def test_an_error_without_a_traceback_is_its_text(error: Any, text: str) -> None:
     assert error_text(error, ["lr"]) == f"error: {text}\n"
+
+
+def test_our_own_frames_are_shown_with_a_variable_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action() -> int:
+        raise TaskError("Traceback: theirs\n", "loss", "Traceback: theirs and ours\n")
+
+    for value, shown in (("", "theirs"), ("1", "theirs and ours")):
+        monkeypatch.setenv(DEBUG, value)
+        assert exit_code_of(action) == 1
+        assert capsys.readouterr().err == f"Traceback: {shown}\nerror: raised by loss\n"
 
 
 @pytest.mark.parametrize(

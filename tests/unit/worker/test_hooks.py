@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from raytrain.errors import ConfigError, TaskError
+from raytrain.data.ray_reader import RemoteError, RemoteErrors
+from raytrain.errors import PACKAGE, ConfigError, InternalError, TaskError, WholeTracebacks
 from raytrain.task import Loss, Task
-from raytrain.worker.hooks import _PACKAGE, as_sum, autocast, own_transform, seed_everything, user_code
+from raytrain.worker.hooks import as_sum, autocast, own_transform, seed_everything, user_code
 
 ROWS = 4
 
@@ -102,6 +103,51 @@ def test_the_cause_of_a_users_error_is_shown() -> None:
         hook_that_explains()
 
 
+def test_our_own_frames_are_shown_in_the_details_alone() -> None:
+    """Those between frames of the task, and those of causes, too."""
+    ours = compile("def through(call):\n    call()\n", f"{PACKAGE}worker/step.py", "exec")
+    names: dict[str, Any] = {}
+    exec(ours, names)
+
+    def calls_us() -> None:
+        try:
+            names["through"](hook_that_fails)
+        except KeyError:
+            names["through"](hook_that_explains)
+
+    with pytest.raises(TaskError) as caught, user_code("loss"):
+        names["through"](calls_us)
+    assert "worker/step.py" not in caught.value.traceback
+    assert caught.value.traceback.count("in calls_us") == 2
+    assert caught.value.details.count("worker/step.py") == 3
+
+
+def test_an_error_in_ray_datas_process_is_shown_once_with_its_own_frames() -> None:
+    def fails() -> None:
+        with RemoteErrors():
+            hook_that_fails()
+
+    with pytest.raises(RemoteError) as remote:
+        fails()
+    with pytest.raises(TaskError) as caught, user_code("transform"):
+        remote.value.reraise()
+    assert caught.value.traceback.count("KeyError: 'pixels'") == 1
+    assert "in hook_that_fails" in caught.value.traceback
+    assert "raytrain/data" not in caught.value.traceback
+
+
+def test_r16_an_unexpected_error_keeps_all_of_its_traceback() -> None:
+    def deep(n: int) -> None:
+        raise RuntimeError("x" * 2000 + " the last words") if n == 0 else deep(n - 1)
+
+    with pytest.raises(InternalError, match=r"(?s)Traceback.*in deep.*the last words$") as caught, WholeTracebacks():
+        deep(30)
+    assert "truncated" not in str(pickle.loads(pickle.dumps(caught.value)))
+    for error in (ConfigError("a", "b", "c", "d"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), WholeTracebacks():
+            raise error
+
+
 def test_an_error_that_is_raytrains_own_passes() -> None:
     error = ConfigError("a", "b", "c", "d")
     with pytest.raises(ConfigError) as caught, user_code("model"):
@@ -110,7 +156,7 @@ def test_an_error_that_is_raytrains_own_passes() -> None:
 
 
 def test_a_directory_whose_name_begins_with_ours_is_not_ours() -> None:
-    assert _PACKAGE.endswith(f"{os.sep}raytrain{os.sep}")
+    assert PACKAGE.endswith(f"{os.sep}raytrain{os.sep}")
 
 
 def test_the_random_numbers_of_a_step_are_these_on_every_machine() -> None:
