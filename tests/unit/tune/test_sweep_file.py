@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,61 @@ def test_r10_each_domain_has_a_text_of_its_own_at_each_start() -> None:
     assert texts[0] == texts[1]
     assert " at 0x" not in str(texts), "memory addresses differ"
     assert len(set(texts[0])) == len(domains())
+
+
+HELPER = """
+SCALE = {scale}
+
+def half(value):
+    return value / {divisor}
+
+{space}def rate(config, factor={default}):
+    return SCALE * half(config["width"]) * factor * base
+"""
+
+
+def written(scale: int = 3, divisor: int = 2, default: float = 0.5, space: str = "", base: float = 1.0) -> Any:
+    """A function of a user's script, as it is in one version of that script."""
+    names: dict[str, Any] = {"__name__": "script", "base": base}
+    exec(HELPER.format(scale=scale, divisor=divisor, default=default, space=space), names)
+    return names["rate"]
+
+
+class Rule:
+    """A callable object."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, config: Any) -> float:
+        return self.factor
+
+
+def captures(value: float) -> Any:
+    return lambda config: value
+
+
+def test_r10_a_function_of_the_space_that_was_edited_is_refused(directory: RunDir) -> None:
+    """Its own code, a default, a captured value, a global one, or a function that it calls; another line changes nothing."""
+
+    def before(function: Any) -> dict[str, Any]:
+        return facts(tune.sample_from(function))
+
+    check_same(directory, before(written()), before(written(space="\n\n")))
+    for edited in ({"scale": 4}, {"divisor": 3}, {"default": 0.6}, {"base": 2.0}):
+        with pytest.raises(ResumeError, match=r"space\.lr: Function rate with code \w{16} -> Function rate with code"):
+            check_same(directory, before(written()), before(written(**edited)))
+    for one in (captures, Rule, lambda value: partial(captures(1.0), value), lambda value: Rule(value).__call__):
+        check_same(directory, before(one(0.1)), before(one(0.1)))
+        with pytest.raises(ResumeError, match=r"space\.lr"):
+            check_same(directory, before(one(0.1)), before(one(0.2)))
+
+
+def test_r10_functions_among_the_values_of_a_space_have_no_addresses(directory: RunDir) -> None:
+    for kind in (tune.choice, tune.grid_search, lambda values: {"nested": tune.choice(values)}):
+        check_same(directory, facts(kind([captures(1.0), Rule(2.0)])), facts(kind([captures(1.0), Rule(2.0)])))
+        with pytest.raises(ResumeError, match=r"space\.lr"):
+            check_same(directory, facts(kind([captures(1.0)])), facts(kind([captures(2.0)])))
 
 
 def test_r10_resume_is_explicit(directory: RunDir) -> None:
