@@ -21,13 +21,12 @@ from pyarrow import fs
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from raytrain.checkpoint.manifest import Checkpoint, FileEntry, Manifest, Skipped, directory_name, parse_name
-from raytrain.errors import CheckpointError, StorageError
-from raytrain.rundir import CHECKPOINTS, RunDir
+from raytrain.errors import CheckpointError, ResumeError, StorageError
+from raytrain.rundir import ANSWER_LIMIT_S, BLOCK_BYTES, CHECKPOINTS, NoAnswer, RunDir, within
 
 MANIFEST = "manifest.json"
 PINS = "pins.json"
 """In the run's directory: names of checkpoints that other runs refer to."""
-BLOCK_BYTES = 16 << 20
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.5  # before the second attempt; doubles with each one
 
@@ -37,6 +36,8 @@ T = TypeVar("T")
 
 class CheckpointStore:
     """The checkpoints of one run, on any filesystem that pyarrow supports. One writer at a time.
+
+    Storage errors are retried, except for a storage that did not answer for so long that nobody would wait again.
 
     Args:
         run_dir: the run's directory.
@@ -49,7 +50,7 @@ class CheckpointStore:
     ) -> None:
         self._dir, self._fs, self._clock = run_dir, run_dir.filesystem, clock
         self._retry = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, OSError) and not isinstance(error, FileNotFoundError)),
+            retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_exponential(FIRST_PAUSE_S),
             sleep=sleep,
@@ -74,9 +75,12 @@ class CheckpointStore:
             value = manifest.to_json()
             self._retry(lambda: self._dir.write_json(value, CHECKPOINTS, name, MANIFEST))
         except OSError as error:
-            self._discard(name)
-            path = self._path(name or directory_name(step, 1))
-            raise CheckpointError(f"{path} could not be written in {ATTEMPTS} attempts: {error}") from error
+            path, tries = self._path(name or directory_name(step, 1)), f" in {ATTEMPTS} attempts"
+            if isinstance(error, NoAnswer):
+                tries = ""
+            else:
+                self._discard(name)
+            raise CheckpointError(f"{path} could not be written{tries}: {error}") from error
         return Checkpoint(name, step, Manifest.from_json(value))
 
     def list(self) -> Listing:
@@ -101,6 +105,26 @@ class CheckpointStore:
                 return checkpoint
             self.skipped += (Skipped(checkpoint.name, reason),)
         return None
+
+    def to_resume(self) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
+        """The checkpoint from which the run goes on, and the damaged ones after it, newest first; None if there is none.
+
+        Raises:
+            ResumeError: there are checkpoints, and all of them are damaged.
+            StorageError: as `list`.
+        """
+        found = self.newest_verified()
+        order = {one: parse_name(one.name) or (0, 0) for one in self.skipped if not one.is_leftover}
+        newer = [one for one in order if found is None or order[one] > found.order]
+        damaged = tuple(sorted(newer, key=order.__getitem__, reverse=True))
+        if found is None and damaged:
+            raise ResumeError(
+                self._path(),
+                "\n         ".join(f"{one.name}: {one.reason}" for one in damaged),
+                "one of a run's checkpoints is whole, since a run does not begin anew beside what it has saved",
+                "restore one of them, or begin anew with run.resume new and another run.name",
+            )
+        return found, damaged
 
     def pin(self, names: Sequence[str]) -> None:
         """Protects exactly these checkpoints from retention. Raises OSError if the storage fails."""
@@ -160,8 +184,8 @@ class CheckpointStore:
         taken = {info.base_name for info in self._infos(self._path())}
         name = next(name for name in (directory_name(step, n) for n in count(1)) if name not in taken)
         if self._dir.is_local:  # atomic, also against a writer that is wrongly believed dead
-            os.makedirs(self._path(), exist_ok=True)
-            os.mkdir(self._path(name))
+            within(ANSWER_LIMIT_S, self._path(), os.makedirs, self._path(), exist_ok=True)
+            within(ANSWER_LIMIT_S, self._path(name), os.mkdir, self._path(name))
         else:
             self._fs.create_dir(self._path(name), recursive=True)
         return name
@@ -257,3 +281,8 @@ class CheckpointStore:
 
     def _path(self, *names: str) -> str:
         return self._dir.child(CHECKPOINTS, *[name for name in names if name])
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed in a moment."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NoAnswer)

@@ -69,7 +69,9 @@ def doctor(
         os.environ["RAY_ADDRESS"] = found
     with _progress(console, shown=not as_json) as progress, contextlib.ExitStack() as opened:
         progress("connecting to Ray")
-        _connect(opened)
+        from raytrain.launch.cluster import connected
+
+        opened.enter_context(connected())
         from raytrain.cluster.doctor.examine import DoctorConfig, examine
         from raytrain.elastic.environment import forwarded
         from raytrain.launch.storage import absolute
@@ -121,16 +123,6 @@ def check_address(address: str, where: str) -> None:
     except (OSError, OverflowError) as error:
         fix = "see ray status there; from outside the cluster use ray job submit"
         raise ResourceError(where, f"{address}: {error}", "is where a head of Ray listens", fix) from None
-
-
-def _connect(opened: contextlib.ExitStack) -> None:
-    from raytrain.launch.cluster import connected
-
-    try:
-        opened.enter_context(connected())
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where, fix = os.environ.get("RAY_ADDRESS") or "this machine", "correct the cause above"
-        raise ResourceError("Ray", f"{where}: {error}", "can be connected to from here", fix) from error
 
 
 def _smallest(workers: str) -> int:

@@ -44,8 +44,8 @@ SWEEP = "A sweep over many trials"
 SPACE_HELP = """What differs between trials; makes the job a sweep. Once for each NAME: a field (lr) or a setting
 (run.global-batch). TEXT is log:1e-3:1, uniform:0:1 or 0:1, q:0:1:0.1 (multiples of 0.1), choice:32,64, grid:32,64 (each of
 them in turn), or one value. Ranges of whole numbers include their upper end."""
-EPILOG = """Exit code: 0 complete, 1 failed (of a sweep: any trial), 2 wrong settings or data, 130 or 143 stopped by Ctrl-C
-or SIGTERM."""
+EPILOG = """Exit code: 0 complete, 1 failed (of a sweep: any trial), 2 wrong settings or data, 130, 143 or 129 stopped by
+Ctrl-C, SIGTERM or a closed terminal."""
 
 
 class Order(NamedTuple):
@@ -63,7 +63,7 @@ def main(task: type[Task], argv: Sequence[str] | None = None, **defaults: Any) -
     """Runs a task, or a sweep over it, as the command line says, and exits.
 
     Exit codes: 0 complete (also if it was complete before), 1 failed (of a sweep: any trial), 2 wrong settings, data or
-    storage, 130 or 143 stopped by Ctrl-C or SIGTERM.
+    storage, 130, 143 or 129 stopped by Ctrl-C, SIGTERM or SIGHUP (a closed terminal).
 
     Args:
         task: the task's class.
@@ -185,10 +185,10 @@ def _view_before(trainer: Trainer) -> RunView:
 
 
 def _train(task: Task, config: RunConfig) -> int:
-    from raytrain.launch.monitor import exit_on_sigterm
+    from raytrain.launch.monitor import exit_on_signals
     from raytrain.launch.trainer import Trainer
 
-    with exit_on_sigterm():  # Ray, which is imported by now, has a handler that exits with another code
+    with exit_on_signals():  # Ray, which is imported by now, has handlers that exit with other codes
         result = show(Trainer(task, config))
     if result.outcome == "already complete":
         sys.stdout.write(f"{result.name}: already complete, {result.step} steps in {result.directory}\n")
@@ -196,11 +196,11 @@ def _train(task: Task, config: RunConfig) -> int:
 
 
 def _sweep(task: type[Task], order: Order) -> int:
-    from raytrain.launch.monitor import exit_on_sigterm
+    from raytrain.launch.monitor import exit_on_signals
     from raytrain.tune.sweep import Sweep
 
     fixed = _fixed_fields(task, order)
-    with exit_on_sigterm():  # as above
+    with exit_on_signals():  # as above
         result = show(Sweep(task, order.space, config=order.config, sweep=order.sweep, fixed=fixed))
     if result.outcome == "already complete":
         trials = count_of(len(result.view.trials), "trial")

@@ -43,6 +43,8 @@ class StateRestored(Event):
     step: int
     checkpoint: str
     """Name of the checkpoint's directory; empty for initial weights (step 0)."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Newer checkpoints that could not be used, each with its damage."""
 
 
 @dataclass(frozen=True, kw_only=True)

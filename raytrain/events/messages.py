@@ -69,7 +69,10 @@ def _started(event: kinds.RunStarted) -> str:
 
 
 def _restored(event: kinds.StateRestored) -> str:
-    return f"resumed from step {event.step} ({event.checkpoint})" if event.checkpoint else "initial weights, step 0"
+    if not event.checkpoint:
+        return "initial weights, step 0"
+    damaged = "".join(f"; {name} cannot be used: {reason}" for name, reason in event.damaged.items())
+    return f"resumed from step {event.step} ({event.checkpoint}){damaged}"
 
 
 def _formed(event: kinds.GenerationFormed) -> str:

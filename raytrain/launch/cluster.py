@@ -9,23 +9,39 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ray
+import ray._private.services
+import ray._private.utils
 import ray._private.worker
+from ray.exceptions import RayError, RpcError
 
 from raytrain.config import RunConfig
 from raytrain.elastic.membership import shortage
-from raytrain.errors import ResourceError
+from raytrain.errors import ConfigError, ResourceError
 from raytrain.events.messages import count_of
+
+ASK_AGAIN_S = 0.5
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[None]:
+def connected(timeout_s: float = 60.0) -> Iterator[None]:
     """A connection to Ray. An existing connection is used and stays open; a new one is closed at the end.
 
     Without RAY_ADDRESS the driver starts its own Ray, so two runs on one machine do not interfere.
+
+    Args:
+        timeout_s: how long the Ray at RAY_ADDRESS may take to answer.
+
+    Raises:
+        ConfigError: RAY_ADDRESS is not the address of a Ray that drivers can use.
+        ResourceError: Ray does not answer there, or cannot be started on this machine.
     """
     if ray.is_initialized():
         yield
@@ -35,13 +51,108 @@ def connected() -> Iterator[None]:
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         settings["include_dashboard"] = False
-    ray.init(**settings)
+    else:
+        check_answers(address, timeout_s)
+    try:
+        with _apart():
+            ray.init(**settings)
+    except (OSError, RayError, RuntimeError, ValueError) as error:
+        ray.shutdown()
+        raise _not_connected(address, error) from error
     ray._private.worker.print_to_stdstream, original = _discard, ray._private.worker.print_to_stdstream
     try:
         yield
     finally:
         ray.shutdown()
         ray._private.worker.print_to_stdstream = original
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """In this block Ray leaves the driver's signal handlers alone, and starts each of its processes in a session of its own.
+
+    A signal to the driver's process group, as `timeout` or a closing terminal send it, would end Ray's processes while the
+    driver still needs them to save. They end with the driver where the kernel can see to that.
+    """
+    services, utils = ray._private.services, ray._private.utils
+    popen, set_handler = services.ConsolePopen, utils.set_sigterm_handler
+    if utils.detect_fate_sharing_support():
+        services.ConsolePopen = partial(popen, start_new_session=True)
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        services.ConsolePopen, utils.set_sigterm_handler = popen, set_handler
+
+
+def check_answers(address: str, timeout_s: float) -> None:
+    """Waits until a Ray answers at `address`, which `ray.init` would do for more than a minute.
+
+    Raises:
+        ConfigError: the address is of another kind.
+        ResourceError: none answers within `timeout_s`.
+    """
+    if "://" in address:
+        rule = (
+            "is HOST:PORT of the head, as for ray start --address, or auto, since the driver runs on a node of the cluster"
+        )
+        fix = "leave it out to train on this machine, or submit the job to the cluster's dashboard: raytrain submit"
+        raise ConfigError("RAY_ADDRESS", address, rule, fix)
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():  # auto
+        return
+    deadline, found = time.monotonic() + timeout_s, ""
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), max(0.1, deadline - time.monotonic())).close()
+            break
+        except (OSError, OverflowError) as error:
+            found = str(error)
+        time.sleep(min(ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+    else:
+        raise _no_answer(address, timeout_s, found)
+    has_answered = threading.Event()
+    threading.Thread(target=_ask, args=(address, deadline, has_answered), daemon=True).start()
+    if not has_answered.wait(max(1.0, deadline - time.monotonic())):
+        raise _no_answer(address, timeout_s, "what listens there does not speak as Ray's head does")
+
+
+def _ask(address: str, deadline: float, has_answered: threading.Event) -> None:
+    """Waits until the head at `address` answers, or refuses, as `ray.init` will say; `deadline` in monotonic seconds."""
+    while time.monotonic() < deadline:
+        try:
+            ray._raylet.GcsClient(address=address)
+        except RpcError:
+            continue
+        except (RayError, RuntimeError, ValueError):
+            pass
+        has_answered.set()
+        return
+
+
+def _no_answer(address: str, timeout_s: float, found: str) -> ResourceError:
+    return ResourceError(
+        "RAY_ADDRESS",
+        f"{address}: {found}",
+        f"a head of Ray answers there within run.start_timeout_s = {timeout_s:g}",
+        "see ray status on that machine; leave RAY_ADDRESS out to train on this one",
+    )
+
+
+def _not_connected(address: str, error: Exception) -> ResourceError:
+    """The error for a failed `ray.init`."""
+    if address != "local":
+        return ResourceError(
+            "RAY_ADDRESS", f"{address}: {error}", "can be connected to from here", "correct the cause above"
+        )
+    directory = ray._common.utils.get_default_system_temp_dir()
+    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "RAY_TMPDIR")
+    if "AF_UNIX" in str(error):
+        rule = "is short enough for the paths of Ray's sockets below it, which may have 107 bytes"
+        return ResourceError(name, directory, rule, "set RAY_TMPDIR to a shorter path, for example /tmp")
+    return ResourceError(
+        "Ray on this machine", error, f"starts, with its files in {directory}", "correct the cause above, or set RAY_TMPDIR"
+    )
 
 
 def _discard(data: Any, ignore_prefix: bool) -> None:

@@ -1,7 +1,7 @@
 """What does the driver do during a run? It passes events to the viewer, and the user's stop request to the workers.
 
-Ctrl-C and SIGTERM are a request to stop at the next step boundary, within a time limit. Signals reach only the driver: Ray's
-processes, including the workers, do not receive the terminal's Ctrl-C. Runs in the driver's main thread.
+Ctrl-C, SIGTERM and SIGHUP (a closed terminal) are a request to stop at the next step boundary, within a time limit. They
+reach only the driver: Ray's processes, including the workers, have sessions of their own. Runs in the driver's main thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from raytrain.errors import RaytrainError
-from raytrain.events.kinds import Event, RunEnded
+from raytrain.errors import RaytrainError, StorageError
+from raytrain.events.kinds import CheckpointSaved, Event, RunEnded
+from raytrain.rundir import EVENTS
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 5.0
 STOP_AGAIN_S = 1.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPEAT_S = 0.5
+"""The same signal again within this time is the same request: `timeout` and a shell signal a process and its group."""
 POLL_EVERY_S = 0.5
 """Between two polls for events; each one takes CPU time from workers on the same machine."""
 
@@ -76,38 +80,45 @@ class StopRequest:
         return self._clock() - self._since if self.signal else 0.0
 
     def listen(self) -> None:
-        """Installs the handlers for SIGINT and SIGTERM, again if other code replaced them. Main thread only."""
-        if _is_main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.on_signal)
+        """Installs the handlers for `SIGNALS`. Main thread only."""
+        install(self.on_signal)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The first signal is a request; the second one raises KeyboardInterrupt, which ends the run immediately."""
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._since = number, self._clock()
+        elif number != self.signal or self.waited_s > REPEAT_S:
             raise KeyboardInterrupt
-        self.signal, self._since = number, self._clock()
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Handles SIGINT and SIGTERM during the block; without effect outside of the main thread."""
-    request = StopRequest()
-    with restored_handlers(signal.SIGINT, signal.SIGTERM):
-        request.listen()
-        yield request
+    """Signals end the driver in this block as in `exit_on_signals`, or ask it to stop once `listen` is called."""
+    with exit_on_signals():
+        yield StopRequest()
 
 
 @contextlib.contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit with code 143 during the block, if no run handles it."""
+def exit_on_signals() -> Iterator[None]:
+    """In this block SIGTERM and SIGHUP raise SystemExit with code 128 + number, and SIGINT raises KeyboardInterrupt."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         sys.exit(128 + number)
 
-    with restored_handlers(signal.SIGTERM):
-        if _is_main_thread():
-            signal.signal(signal.SIGTERM, leave)
+    with restored_handlers(*SIGNALS):
+        install(leave)
         yield
+
+
+def install(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Installs a handler for `SIGNALS`, except for SIGHUP where that is ignored, as after `nohup`. Main thread only."""
+    if not _is_main_thread():
+        return
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -151,7 +162,13 @@ class RunMonitor:
         self._event_writer, self._rendezvous, self._viewer, self._clock = event_writer, rendezvous, viewer, clock
         self._stop_request, self._stop_grace_s = stop_request, stop_grace_s
         self._stop_sent: float | None = None
-        self._next: int = ray.get(event_writer.opened_at.remote(), timeout=START_LIMIT_S)
+        self.saved_step = 0
+        """Finished steps of the newest checkpoint that was reported."""
+        try:
+            self._next: int = ray.get(event_writer.opened_at.remote(), timeout=START_LIMIT_S)
+        except RayError as error:
+            where, rule = EVENTS, f"the run's event log can be opened within {START_LIMIT_S:g} s"
+            raise StorageError(where, error, rule, "check the storage and start again") from error
         self._pending, self._next_poll = self._fetch(), 0.0
 
     def emit(self, event: Event) -> None:
@@ -200,5 +217,7 @@ class RunMonitor:
             return False
         self._next += len(events)
         if events:
+            saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
+            self.saved_step = max([self.saved_step, *saved])
             self._viewer.on_events(events)
         return True

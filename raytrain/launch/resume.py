@@ -1,7 +1,8 @@
 """Is this run new, resumed, or already complete? Decided from run.json and the newest verified checkpoint.
 
-run.json contains everything that the result depends on. A resume with other settings or data is refused, and the
-differences are named. Restores no state: that is done by the workers. Runs in the driver, before Ray starts.
+run.json contains everything that the result depends on, and so does the manifest of each checkpoint. A resume with other
+settings or data is refused, and the differences are named. Restores no state: that is done by the workers. Runs in the
+driver, before Ray starts.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import torch
 
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.errors import ResumeError, differences
+from raytrain.errors import ResumeError, StorageError, differences
+from raytrain.events.kinds import CheckpointSaved
+from raytrain.events.log import read
 from raytrain.events.messages import count_of
 from raytrain.launch.schedule import Schedule, plan_to_json
-from raytrain.rundir import RUN, RunDir
+from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
 from raytrain.version import VERSION
 
 RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
 """Settings that change the result, besides those of the plan."""
 
+FACTS = ("format", "task", "run", "num_steps", "plan", "data", "versions")
+"""Keys of run.json."""
 PLAN_NAMES = {"num_rows": "rows of train", "chunk_rows": "chunks of train", "num_logical": "run.logical_workers"}
 """Display names of plan fields; the others are settings of the same name."""
 
@@ -47,26 +52,42 @@ def run_metadata(task: Task, config: RunConfig, schedule: Schedule) -> dict[str,
 
 
 def read_metadata(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
-    """The content of run.json, or None for a new run.
+    """The content of run.json, or None for a new run. If the file is damaged or gone, a manifest has the same content.
 
     Args:
         mode: `run.resume`: auto, new or must.
 
     Raises:
-        ResumeError: the mode does not allow this, or run.json is invalid.
+        ResumeError: the mode does not allow this, or neither run.json nor a manifest is valid.
     """
-    exists = run_dir.exists(RUN)
+    checkpoints = CheckpointStore(run_dir).list()
+    exists = bool(checkpoints) or run_dir.exists(RUN)
     if mode == "new" and exists:
         raise ResumeError("run.resume", "new", f"there is no run at {run_dir.path} yet", "choose another run.name")
     if mode == "must" and not exists:
         raise ResumeError("run.resume", "must", f"there is a run at {run_dir.path}", "check run.name and run.storage")
     if not exists:
         return None
+    metadata, damage = _read_run_json(run_dir)
+    found = [metadata, *(checkpoint.manifest.run for checkpoint in reversed(checkpoints))]
+    valid = next((facts for facts in found if all(name in facts for name in FACTS)), None)
+    if valid is None:
+        raise ResumeError(run_dir.child(RUN), damage, "is the JSON of a run", "restore it, or choose another run.name")
+    return {name: valid[name] for name in FACTS}
+
+
+def _read_run_json(run_dir: RunDir) -> tuple[dict[str, Any], str]:
+    """The content of run.json, and what is wrong with it if it is not that of a run."""
     try:
-        metadata: dict[str, Any] = run_dir.read_json(RUN)
-    except ValueError as error:
-        raise ResumeError(run_dir.child(RUN), error, "is the JSON of a run", "choose another run.name") from error
-    return metadata
+        found = run_dir.read_json(RUN)
+    except (FileNotFoundError, ValueError) as error:
+        return {}, str(error)
+    except OSError as error:
+        raise StorageError(
+            run_dir.child(RUN), error, "the run's storage can be read", "check the storage and start again"
+        ) from error
+    missing = [name for name in FACTS if not isinstance(found, dict) or name not in found]
+    return ({}, f"without {', '.join(missing)}") if missing else (found, "")
 
 
 def complete_settings(config: RunConfig, name: str, storage: str, before: dict[str, Any] | None) -> RunConfig:
@@ -124,6 +145,25 @@ def list_differences(before: dict[str, Any], now: dict[str, Any], fewest_steps: 
     if fewest_steps is None or now["num_steps"] < fewest_steps:
         parts.append(("number of steps", before["num_steps"], now["num_steps"]))
     return [line for name, old, new in parts for line in differences(name, old, new)]
+
+
+def step_to_resume(run_dir: RunDir) -> int:
+    """Finished steps of the checkpoint from which the run goes on; 0 if it begins.
+
+    Raises:
+        ResumeError: checkpoints were saved, and none is left that is whole.
+    """
+    checkpoint, _ = CheckpointStore(run_dir).to_resume()
+    if checkpoint is not None:
+        return checkpoint.step
+    if saved := [event.checkpoint for event in read(run_dir) if isinstance(event, CheckpointSaved)]:
+        raise ResumeError(
+            run_dir.child(CHECKPOINTS),
+            f"no checkpoint, although {saved[-1]} was saved",
+            "a run does not begin anew after it has saved",
+            "restore a checkpoint, or begin anew with run.resume new and another run.name",
+        )
+    return 0
 
 
 def newest_step(run_dir: RunDir) -> int:

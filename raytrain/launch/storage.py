@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain.elastic.environment import SUBMIT_DIRECTORY
 from raytrain.errors import StorageError
-from raytrain.rundir import RunDir
+from raytrain.rundir import RunDir, is_uri, local_path
 
 SEEN_TIMEOUT_S = 20.0
 UNPACKED = "working_dir_files"
@@ -23,13 +23,20 @@ UNPACKED = "working_dir_files"
 
 
 def absolute(storage: str) -> str:
-    """Resolves a path against the driver's working directory; a URI is returned as it is.
+    """Resolves a path, or that of a file URI, against the driver's working directory; another URI is returned as it is.
 
     The working directory of a job is a copy made by Ray. There, paths are resolved against the directory in which
     `raytrain submit` was called, if it exists on the driver's node, else against the home directory.
+
+    Raises:
+        StorageError: a file URI has no absolute path.
     """
-    if "://" in storage:
+    if is_uri(storage):
         return storage
+    try:
+        storage = local_path(storage)
+    except ValueError as error:
+        raise _unusable(storage, error) from None
     if not is_moved(storage):
         return str(Path(storage).expanduser().absolute())
     called_in = os.environ.get(SUBMIT_DIRECTORY, "")
@@ -89,11 +96,12 @@ def check_shared(run_dir: RunDir, storage: str) -> None:
     if not run_dir.is_local:
         return
     mark = run_dir.child(f".seen-{uuid.uuid4().hex}")
-    Path(mark).write_text("raytrain")
+    with run_dir.filesystem.open_output_stream(mark) as stream:
+        stream.write(b"raytrain")
     try:
         blind = _nodes_that_do_not_see(mark)
     finally:
-        Path(mark).unlink()
+        run_dir.filesystem.delete_file(mark)
     if blind:
         raise StorageError(
             "run.storage",

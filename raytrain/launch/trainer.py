@@ -24,11 +24,20 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.elastic.environment import forwarded
 from raytrain.elastic.placement import ResourceLease
-from raytrain.errors import FourPartError, InternalError, PoisonRowsError, RaytrainError, TaskError, WorkersLostError
+from raytrain.errors import (
+    FourPartError,
+    InternalError,
+    PoisonRowsError,
+    RaytrainError,
+    StorageError,
+    TaskError,
+    WorkersLostError,
+)
 from raytrain.events.kinds import RunEnded, RunStarted
 from raytrain.events.log import EventWriter
 from raytrain.launch import cluster, resume, storage
 from raytrain.launch.elasticity import RayTrainer, build_trainer, is_in_place, open_rendezvous
+from raytrain.launch.lock import RunLock, locked
 from raytrain.launch.monitor import NullViewer, RunMonitor, StopRequest, StopTimeout, Viewer, stop_on_signals
 from raytrain.launch.schedule import Schedule, build_schedule
 from raytrain.plan import Plan
@@ -100,49 +109,66 @@ class Trainer:
             WorkersLostError: the failure budget `run.max_failures` is spent.
             CheckpointError: the last checkpoint could not be saved.
         """
-        before = resume.read_metadata(self.run_dir, self._config.resume)
+        viewer = viewer or NullViewer()
+        resume.read_metadata(self.run_dir, self._config.resume)  # refused before a directory is made
+        run_dir = storage.check_writable(self._storage, self._name)
+        with locked(run_dir, lambda text: viewer.status(text, time.time())) as lock:
+            return self._fit(run_dir, viewer, lock)
+
+    def _fit(self, run_dir: RunDir, viewer: Viewer, lock: RunLock) -> Result:
+        """Trains in a directory that no other driver uses."""
+        before = resume.read_metadata(run_dir, self._config.resume)
         config = resume.complete_settings(self._config, self._name, self._storage, before)
         schedule = build_schedule(self._task, config)
-        run_dir = storage.check_writable(config.storage, config.name)
         metadata = resume.run_metadata(self._task, config, schedule)
-        done = resume.newest_step(run_dir)
+        done = resume.step_to_resume(run_dir)
         resume.check_resumable(run_dir, before, metadata, done if type(self._task).scheduler is Task.scheduler else None)
         if done >= schedule.num_steps:
             return _result(run_dir, config, "already complete")
-        viewer = viewer or NullViewer()
         if self._is_moved:
             viewer.status(storage.moved_to(run_dir), time.time())
         with stop_on_signals() as request:
-            outcome = self._train(config, schedule, metadata, viewer, request)
+            outcome = self._train(config, schedule, metadata, viewer, request, lock)
         return _result(run_dir, config, outcome, request.signal if outcome == "stopped" else None)
 
     def _train(
-        self, config: RunConfig, schedule: Schedule, metadata: dict[str, Any], viewer: Viewer, request: StopRequest
+        self,
+        config: RunConfig,
+        schedule: Schedule,
+        metadata: dict[str, Any],
+        viewer: Viewer,
+        request: StopRequest,
+        lock: RunLock,
     ) -> str:
         """Trains on Ray. Returns "completed" or "stopped"."""
-        run_dir, in_place = self.run_dir, is_in_place(config.elasticity, viewer)
+        run_dir, in_place = lock.run_dir, is_in_place(config.elasticity, viewer)
         viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
-        with cluster.connected():
-            request.listen()  # `ray.init` installs its own handler for SIGTERM
+        with cluster.connected(config.start_timeout_s):
+            request.listen()  # before, there is nothing to save
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))
             storage.check_shared(run_dir, config.storage)
             run_dir.write_json(metadata, RUN)
             CheckpointStore(run_dir).delete_incomplete()
-            spec = self._spec(config, schedule, accelerator)
+            spec = self._spec(config, schedule, accelerator, metadata)
             with _actors(config, in_place) as (event_writer, rendezvous), _scratch_directory() as scratch:
                 monitor = RunMonitor(event_writer, rendezvous, viewer, request, config.stop_grace_s)
                 monitor.emit(_run_started(config, schedule, run_dir))
                 viewer.status("starting workers", time.time())
+
+                def while_running() -> None:
+                    lock.check()
+                    monitor.poll()
+
                 trainer = build_trainer(
                     *(spec, event_writer, rendezvous, in_place, scratch),
                     is_complete=lambda: resume.newest_step(run_dir) >= schedule.num_steps,
-                    while_running=monitor.poll,
+                    while_running=while_running,
                     lease=self._lease,
                 )
                 return _run(trainer, run_dir, schedule, monitor)
 
-    def _spec(self, config: RunConfig, schedule: Schedule, accelerator: str) -> RunSpec:
+    def _spec(self, config: RunConfig, schedule: Schedule, accelerator: str, metadata: dict[str, Any]) -> RunSpec:
         return RunSpec(
             task=self._task,
             config=config,
@@ -151,6 +177,7 @@ class Trainer:
             num_steps=schedule.num_steps,
             environment=forwarded(os.environ, config.forward_env),
             accelerator=accelerator,
+            facts=metadata,
         )
 
 
@@ -171,11 +198,19 @@ def _run(trainer: RayTrainer, run_dir: RunDir, schedule: Schedule, monitor: RunM
             cause = with_rows(error if isinstance(error, RaytrainError) else cause_of(error), schedule.train)
             message = str(cause)
             raise cause from None
-        ended = "completed" if resume.newest_step(run_dir) >= schedule.num_steps else "stopped"
+        ended = "completed" if _last_step(run_dir, monitor) >= schedule.num_steps else "stopped"
     finally:
-        monitor.finish(RunEnded(outcome=ended, step=resume.newest_step(run_dir), message=message, time=time.time()))
+        monitor.finish(RunEnded(outcome=ended, step=_last_step(run_dir, monitor), message=message, time=time.time()))
         trainer.close(CLOSE_LIMIT_S)
     return ended
+
+
+def _last_step(run_dir: RunDir, monitor: RunMonitor) -> int:
+    """Finished steps of the newest checkpoint; of the one that was reported last if the storage cannot be read."""
+    try:
+        return resume.newest_step(run_dir)
+    except StorageError:
+        return monitor.saved_step
 
 
 def cause_of(error: TrainingFailedError) -> RaytrainError:

@@ -89,7 +89,7 @@ def clone(origin: Reference, own: RunDir, config: RunConfig, values: Mapping[str
     _check_rows(origin.run_dir.read_json(RUN)["run"], config)
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
     delete_run(own, keep=(EVENTS,))
-    run = {**checkpoint.manifest.run, "name": config.name, CLONED_FROM: f"{origin.name}/{checkpoint.name}"}
+    run = {"name": config.name, CLONED_FROM: f"{origin.name}/{checkpoint.name}"}  # its other facts are the other trial's
     CheckpointStore(own).write(checkpoint.step, files, checkpoint.manifest.metrics, run)
     own.write_json({"mark": mark, "step": checkpoint.step}, MARK)
     return checkpoint.step

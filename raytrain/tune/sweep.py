@@ -26,7 +26,8 @@ from raytrain.elastic.environment import environment_set
 from raytrain.errors import ConfigError
 from raytrain.events.sweep import SweepView
 from raytrain.launch import cluster, storage
-from raytrain.launch.monitor import StopRequest, restored_handlers
+from raytrain.launch.lock import locked
+from raytrain.launch.monitor import StopRequest, exit_on_signals, restored_handlers
 from raytrain.launch.schedule import build_schedule
 from raytrain.rundir import RunDir
 from raytrain.sweep_config import SweepConfig
@@ -115,11 +116,12 @@ class Sweep:
         task, trial_config = self._template.resolve(example(self._space))
         work = build_schedule(task, trial_config)
         check_metric(view.metric, task, work)
-        directory = storage.check_writable(config.storage, config.name)
-        before = sweep_file.earlier_facts(directory, config.resume)
-        facts = sweep_file.describe(self._template, self._sweep, self._space, self._algorithms, work)
-        sweep_file.check_same(directory, before, facts)
-        analysis, view, stopped_by = self._run(view, facts, trial_config, viewer or NullSweepViewer())
+        directory, shown = storage.check_writable(config.storage, config.name), viewer or NullSweepViewer()
+        with locked(directory, lambda text: shown.status(text, time.time())):
+            before = sweep_file.earlier_facts(directory, config.resume)
+            facts = sweep_file.describe(self._template, self._sweep, self._space, self._algorithms, work)
+            sweep_file.check_same(directory, before, facts)
+            analysis, view, stopped_by = self._run(view, facts, trial_config, shown)
         was_complete = before is not None and before["view"]["outcome"] == "completed"
         return SweepResult(
             name=config.name,
@@ -151,8 +153,8 @@ class Sweep:
             Ray Tune's result, the last view, and the number of the signal if there was one.
         """
         viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
-        with stop_signals() as stop, cluster.connected(), _quiet_tune():
-            stop.listen()  # `ray.init` has a handler of its own for SIGTERM
+        with stop_signals() as stop, cluster.connected(trial_config.start_timeout_s), _quiet_tune():
+            stop.listen()
             worker = cluster.worker_resources(trial_config, cluster.choose_accelerator(trial_config.accelerator))
             cluster.check_room(trial_config, worker)
             storage.check_shared(self.directory, self._template.config.storage)
@@ -217,7 +219,7 @@ def run_config(task: Callable[..., Task], config: RunConfig, sweep: SweepConfig,
 
 
 class TuneStop(StopRequest):
-    """Ctrl-C and SIGTERM during a sweep: the first one stops Ray Tune by the signal that Ray Tune has for that.
+    """Signals during a sweep: the first one stops Ray Tune by the signal that Ray Tune has for that.
 
     Args:
         before: the handler of `STOP_TUNE` before this sweep, perhaps one that an earlier sweep has left.
@@ -228,18 +230,20 @@ class TuneStop(StopRequest):
         self._before = before
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Raises KeyboardInterrupt on a second signal, or if Ray Tune does not run yet."""
+        """Ends the driver on a second signal, or if Ray Tune does not run yet."""
+        is_first = self.signal is None
         super().on_signal(number, frame)
         handler = signal.getsignal(STOP_TUNE)
-        if not callable(handler) or handler is self._before:
-            raise KeyboardInterrupt
-        signal.raise_signal(STOP_TUNE)
+        if is_first and callable(handler) and handler is not self._before:
+            signal.raise_signal(STOP_TUNE)
+        elif is_first:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 @contextmanager
 def stop_signals() -> Iterator[TuneStop]:
     """Restores all handlers at the end; `TuneStop.listen` installs its own."""
-    with restored_handlers(signal.SIGINT, signal.SIGTERM, STOP_TUNE):
+    with exit_on_signals(), restored_handlers(STOP_TUNE):
         yield TuneStop(signal.getsignal(STOP_TUNE))
 
 

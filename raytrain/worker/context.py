@@ -6,7 +6,8 @@ Each of those objects has a stand-in without Ray, so that tests run the training
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -42,6 +43,8 @@ class RunSpec:
     num_steps: int
     environment: Mapping[str, str]
     accelerator: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The content of run.json, which each checkpoint's manifest repeats."""
 
     @property
     def plan(self) -> Plan:
@@ -56,7 +59,8 @@ class RunSpec:
     @property
     def manifest_facts(self) -> dict[str, object]:
         """Plain values that go into the manifest of each checkpoint."""
-        return {"name": self.config.name, "num_steps": self.num_steps, "num_logical": self.config.num_logical}
+        facts = {"name": self.config.name, "num_steps": self.num_steps, "num_logical": self.config.num_logical}
+        return {**facts, **self.facts}
 
 
 @dataclass(frozen=True)

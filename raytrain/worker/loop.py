@@ -15,7 +15,7 @@ from raytrain.checkpoint.saver import Saver
 from raytrain.data.loader import Loader
 from raytrain.errors import WorkersLostError
 from raytrain.events.curve import StepRecord
-from raytrain.events.kinds import GenerationFormed, Member, OutputLine, StateRestored, StepSkipped
+from raytrain.events.kinds import GenerationFormed, Member, OutputLine, StepSkipped
 from raytrain.plan import logical_workers_of
 from raytrain.rendezvous.health import READING, RESTORING, WAITING
 from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
@@ -111,8 +111,7 @@ class TrainingLoop:
         context.telemetry.set_leader(group.is_leader)
         if group.is_leader and state.step == NO_STATE:
             context.heartbeat.set_activity(RESTORING)
-            name = restore_newest(state, context.store, self._config.best)
-            context.telemetry.emit(StateRestored(step=state.step, checkpoint=name))
+            context.telemetry.emit(restore_newest(state, context.store, self._config.best))
         context.heartbeat.set_activity(WAITING)
         untold = group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None)
         try:

@@ -20,6 +20,7 @@ from raytrain.config import parse_best
 from raytrain.data.loader import to_tensors
 from raytrain.data.source import ByColumn
 from raytrain.errors import RaytrainError, ResumeError, TaskError
+from raytrain.events.kinds import StateRestored
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.bitwise import UNKNOWN, deterministic_kernels_only
 from raytrain.worker.buffers import buffer_places, is_persistent, read, write
@@ -201,21 +202,22 @@ class Sample:
             return as_sum(spec.task.loss(model, batch), len(row_ids), "loss")[0]
 
 
-def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> str:
+def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> StateRestored:
     """Loads the newest verified checkpoint into `state`; step 0 if there is none.
 
-    Returns:
-        the checkpoint's name, or "" for initial weights.
+    Raises:
+        ResumeError: all checkpoints are damaged.
     """
-    checkpoint = store.newest_verified()
+    checkpoint, damaged = store.to_resume()
     if checkpoint is None:
         state.step = 0
-        return ""
+        return StateRestored(step=0, checkpoint="")
     files = {name: store.read(checkpoint, name) for name in checkpoint.manifest.files}
     state.load_checkpoint(files, keeps_settings=CLONED_FROM in checkpoint.manifest.run)
     metrics = dict(checkpoint.manifest.metrics)
     state.evaluation = EvaluationState(state.step if metrics else NO_STATE, _best_score(store, best), metrics=metrics)
-    return checkpoint.name
+    reasons = {skipped.name: skipped.reason for skipped in damaged}
+    return StateRestored(step=state.step, checkpoint=checkpoint.name, damaged=reasons)
 
 
 def broadcast_state(state: TrainState, group: Group) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 
-from raytrain.rundir import RunDir
-from tests.unit.checkpoint.faults import FaultyFilesystem, FirstFail
+from raytrain.errors import StorageError
+from raytrain.launch.resume import read_metadata
+from raytrain.launch.storage import absolute, check_writable
+from raytrain.rundir import NoAnswer, RunDir
+from tests.unit.checkpoint.faults import FaultyFilesystem, FirstFail, Hang
 
 
 def test_r11_local_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +31,9 @@ def test_r11_local_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.M
 def test_a_uri_chooses_the_filesystem(tmp_path: Path, slash: str) -> None:
     local = RunDir.at(f"file://{tmp_path}{slash}", "a")
     assert (local.path, local.is_local) == (f"{tmp_path}/a", True)
+    for path in ("/my runs", "/my%20runs", "/100%", "/a#b?c", "/ä"):
+        assert RunDir.at(f"file://{path}{slash}", "a").path == f"{path.replace('%20', ' ')}/a"
+        assert absolute(f"file://{path}") == path.replace("%20", " "), "Ray and the workers get a path"
     mock = RunDir.at(f"mock:///bucket/runs{slash}", "a")
     assert (mock.path, mock.is_local) == ("bucket/runs/a", False)
 
@@ -61,3 +69,46 @@ def test_r7_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
             broken.write_json({"new": 2}, "run.json")
         assert fault.left == 0
         assert RunDir.at(str(tmp_path), "run").read_json("run.json") == {"old": 1}
+
+
+@pytest.mark.parametrize("uri", ["file://runs", "file:runs"])
+def test_r11_a_file_uri_without_an_absolute_path_is_refused(uri: str) -> None:
+    for use in (lambda: absolute(uri), lambda: check_writable(uri, "a")):
+        with pytest.raises(StorageError, match=f"{uri}: file:// is followed by an absolute path"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("operation", "suffix"), [("open_input_stream", ""), ("get_file_info", ""), ("write", ".json.new"), ("move", "")]
+)
+def test_r6_a_storage_that_never_answers_is_an_error_that_names_the_file(
+    tmp_path: Path, operation: str, suffix: str
+) -> None:
+    hang = Hang(operation, suffix)
+    run_dir, start = hang.run_dir(tmp_path), time.monotonic()
+
+    def use() -> None:
+        run_dir.write_json({}, "run.json")
+        run_dir.exists("run.json")
+        run_dir.read_json("run.json")
+
+    with pytest.raises(NoAnswer, match=rf"the storage has not answered for 0\.2 s: \w+ of {tmp_path}"):
+        use()
+    hang.over.set()
+    assert (hang.has_begun, time.monotonic() - start < 20) == (True, True)
+
+
+def test_r6_a_driver_does_not_wait_for_a_storage_that_never_answers(tmp_path: Path) -> None:
+    hang = Hang("get_file_info", "checkpoints")
+    with pytest.raises(StorageError, match=r"has not answered for 0\.2 s: get_file_info of"):
+        read_metadata(hang.run_dir(tmp_path), "auto")
+    hang.over.set()
+
+
+def test_large_files_are_written_and_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytrain.rundir.BLOCK_BYTES", 7)
+    run_dir = RunDir.at(str(tmp_path), "run")
+    run_dir.write_json(list(range(50)), "a.json")
+    assert run_dir.read_json("a.json") == list(range(50))
+    with run_dir.filesystem.open_input_stream(run_dir.child("a.json")) as stream, io.BufferedReader(stream) as lines:
+        assert len(list(lines)) == 52

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from pyarrow import fs
 
 from raytrain.checkpoint.store import CheckpointStore
-from raytrain.rundir import RunDir
+from raytrain.rundir import RunDir, TimedFileSystem
 
 FILES = {"model.safetensors": b"weights" * 1000, "state.pt": b"the rest" * 100}
 
@@ -52,6 +53,9 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._inner.close()
 
 
@@ -66,6 +70,21 @@ class FirstFail:
         if operation == self.operation and path.endswith(self.suffix) and self.left > 0:
             self.left -= 1
             raise self.error
+
+
+class Hang:
+    """The first call of an operation on a path that ends with `suffix` returns only once the test is `over`."""
+
+    def __init__(self, operation: str, suffix: str = "") -> None:
+        self.operation, self.suffix, self.over, self.has_begun = operation, suffix, threading.Event(), False
+
+    def __call__(self, operation: str, path: str) -> None:
+        if operation == self.operation and path.endswith(self.suffix) and not self.has_begun:
+            self.has_begun = True
+            self.over.wait(60)
+
+    def run_dir(self, path: Path) -> RunDir:
+        return RunDir(TimedFileSystem(FaultyFilesystem(self), limit_s=0.2), str(path), is_local=True)
 
 
 class KillAt:

@@ -15,9 +15,10 @@ from torch import nn
 
 from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.state import Snapshot, snapshot
+from raytrain.checkpoint.store import CheckpointStore
 from raytrain.errors import CheckpointError
 from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
-from tests.unit.checkpoint.faults import FirstFail, KillAt, Killed, store_at
+from tests.unit.checkpoint.faults import FirstFail, Hang, KillAt, Killed, store_at
 
 
 def take(step: int) -> Snapshot:
@@ -67,6 +68,21 @@ def test_a_snapshot_is_written_and_reported(tmp_path: Path) -> None:
     assert min(event.seconds, event.stall_s) > 0
     assert (checkpoint.manifest.metrics, checkpoint.manifest.run) == ({"valid/loss": 0.5}, {"global_batch": 64})
     assert (scene.saver.idle, scene.saver.newest_step, scene.saver.close(30)) == (True, 5, True)
+
+
+@pytest.mark.parametrize("operation", ["open_output_stream", "write"])
+def test_r6_a_storage_that_never_answers_fails_the_save_and_not_the_next_one(tmp_path: Path, operation: str) -> None:
+    hang, scene = Hang(operation, "state.pt"), Scene(tmp_path)
+    scene.store = CheckpointStore(hang.run_dir(tmp_path))
+    scene.saver = Saver(scene.store, 2, 1, "min:valid/loss", scene.events.append)
+    scene.save(5)
+    file = tmp_path / "checkpoints/step-000000005/state.pt"
+    ((step, reason),) = scene.failures()
+    assert (step, isinstance(scene.saver.last_error, CheckpointError)) == (5, True)
+    assert f"could not be written: [Errno 110] the storage has not answered for 0.2 s: {operation} of {file}" in reason
+    scene.save(6)
+    assert (scene.steps(), scene.saver.last_error, scene.saver.close(30)) == ([6], None, True)
+    hang.over.set()
 
 
 def test_training_continues_during_a_save_and_a_second_save_waits(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
 from raytrain.events.kinds import Event, OutputLine, RunEnded
 from raytrain.launch import monitor
-from raytrain.launch.monitor import END_LIMIT_S, RunMonitor, StopRequest, StopTimeout, exit_on_sigterm, stop_on_signals
+from raytrain.launch.monitor import (
+    END_LIMIT_S,
+    SIGNALS,
+    RunMonitor,
+    StopRequest,
+    StopTimeout,
+    exit_on_signals,
+    stop_on_signals,
+)
 
 ENDED = RunEnded(outcome="completed", step=9, message="", time=1.0)
 UNAVAILABLE = ActorUnavailableError("unavailable", None)
@@ -155,23 +163,53 @@ def test_r16_the_first_signal_is_a_request_and_the_second_one_an_end(scene: Scen
     assert (scene.request.signal, scene.request.waited_s) == (signal.SIGTERM, 2.5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_signals_are_handled_during_the_block_and_handlers_are_restored(number: signal.Signals) -> None:
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(one) for one in SIGNALS]
     with stop_on_signals() as request:
-        signal.signal(number, signal.SIG_IGN)
         request.listen()
         os.kill(os.getpid(), number)
         assert request.signal == number
         signal.signal(number, signal.SIG_IGN)
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_r16_a_signal_that_arrives_twice_at_once_is_one_request(scene: Scene) -> None:
+    """`timeout` signals its child and then the group, and so does a shell whose terminal closes."""
+    for after_s in (0.0, 0.1, 0.3):
+        scene.now += after_s
+        scene.request.on_signal(signal.SIGTERM, None)
+    scene.now += 0.2
+    with pytest.raises(KeyboardInterrupt):
+        scene.request.on_signal(signal.SIGTERM, None)
+
+
+def test_r16_a_closed_terminal_is_ignored_where_the_job_was_started_to_outlive_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as request:
+            request.listen()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (request.signal, signal.getsignal(signal.SIGHUP)) == (None, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_r16_before_there_is_anything_to_stop_a_signal_ends_the_driver(number: signal.Signals, code: int) -> None:
+    with pytest.raises(SystemExit) as caught, stop_on_signals():
+        os.kill(os.getpid(), number)
+    assert caught.value.code == code
+    with pytest.raises(KeyboardInterrupt), stop_on_signals():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_other_threads_do_not_change_signal_handlers() -> None:
     before, seen = signal.getsignal(signal.SIGINT), list[int | None]()
 
     def inside() -> None:
-        with stop_on_signals() as request, exit_on_sigterm():
+        with stop_on_signals() as request, exit_on_signals():
+            request.listen()
             seen.append(request.signal)
 
     thread = threading.Thread(target=inside)
@@ -182,6 +220,6 @@ def test_other_threads_do_not_change_signal_handlers() -> None:
 
 def test_r16_sigterm_exits_with_143_if_no_run_handles_it() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as caught, exit_on_sigterm():
+    with pytest.raises(SystemExit) as caught, exit_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
     assert (caught.value.code, signal.getsignal(signal.SIGTERM)) == (143, before)

@@ -9,12 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.data import arrays
-from raytrain.errors import ResumeError
-from raytrain.launch.resume import check_resumable, complete_settings, list_differences, read_metadata, run_metadata
+from raytrain.errors import ResumeError, RunInUseError
+from raytrain.events.kinds import CheckpointSaved
+from raytrain.events.log import EventLog
+from raytrain.launch import lock
+from raytrain.launch.lock import locked
+from raytrain.launch.resume import (
+    FACTS,
+    check_resumable,
+    complete_settings,
+    list_differences,
+    read_metadata,
+    run_metadata,
+    step_to_resume,
+)
 from raytrain.launch.schedule import build_schedule
-from raytrain.rundir import RUN, RunDir
+from raytrain.launch.trainer import Trainer
+from raytrain.rundir import CHECKPOINTS, RUN, RunDir
 from raytrain.task import Task
 from tests.golden import check
 
@@ -70,6 +84,59 @@ def test_r7_an_invalid_run_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResumeError) as caught:
         read_metadata(run_dir(tmp_path), "auto")
     assert caught.value.where == str(tmp_path / "line" / RUN)
+
+
+def save(directory: RunDir, *steps: int, facts: dict[str, Any] | None = None) -> None:
+    for step in steps:
+        CheckpointStore(directory).write(step, {"state.pt": b"all" * 9}, {}, metadata() if facts is None else facts)
+
+
+@pytest.mark.parametrize("damage", [b'{"half', b"\xff\xfe", b"[]", b"{}", None])
+def test_r7_a_damaged_run_json_beside_a_checkpoint_does_not_cost_the_run(begun: RunDir, damage: bytes | None) -> None:
+    save(begun, 2)
+    save(begun, 4, facts={"name": "line", "cloned_from": "other/step-000000004"})
+    path = Path(begun.child(RUN))
+    path.unlink() if damage is None else path.write_bytes(damage)
+    assert read_metadata(begun, "must") == metadata()
+    with pytest.raises(ResumeError, match=r"0\.1 -> 0\.2"):
+        check_resumable(begun, read_metadata(begun, "auto"), metadata(Line(lr=0.2)), fewest_steps=None)
+    with pytest.raises(ResumeError, match="there is no run at"):
+        read_metadata(begun, "new")
+
+
+def test_r7_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(begun: RunDir) -> None:
+    save(begun, 2, 4)
+    assert step_to_resume(begun) == 4
+    Path(begun.child(CHECKPOINTS, "step-000000004", "state.pt")).write_bytes(b"al1" * 9)
+    assert step_to_resume(begun) == 2
+    Path(begun.child(CHECKPOINTS, "step-000000002", "manifest.json")).write_bytes(b'{"half')
+    Path(begun.child(CHECKPOINTS, "step-000000009")).mkdir()  # of a save that was killed
+    with pytest.raises(ResumeError) as caught:
+        Trainer(Line(), RunConfig(name="line", storage=str(Path(begun.path).parent), global_batch=4, workers=(1, 2))).fit()
+    check("errors/all_damaged.txt", str(caught.value).replace(begun.path, "RUN") + "\n")
+
+
+def test_r7_a_run_whose_checkpoints_are_gone_does_not_begin_anew(begun: RunDir) -> None:
+    assert step_to_resume(begun) == 0
+    EventLog(begun).append([CheckpointSaved(step=4, checkpoint="step-000000004", size_bytes=1, seconds=1.0, stall_s=0.0)])
+    with pytest.raises(ResumeError) as caught:
+        step_to_resume(begun)
+    check("errors/no_checkpoint_left.txt", str(caught.value).replace(begun.path, "RUN") + "\n")
+
+
+def test_r10_a_second_driver_is_refused_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "LEASE_S", 0.1)
+    monkeypatch.setattr(lock, "BEAT_S", 0.1)
+    with locked(run_dir(tmp_path)), pytest.raises(RunInUseError, match="in use by the driver with process"):
+        Trainer(Line(), RunConfig(name="line", storage=str(tmp_path))).fit()
+
+
+def test_r7_checkpoints_carry_the_content_of_run_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    task, config = Line(), RunConfig(name="line", storage=str(tmp_path), global_batch=4)
+    schedule = build_schedule(task, config)
+    now = run_metadata(task, config, schedule)
+    facts = Trainer(task, config)._spec(config, schedule, "cpu", now).manifest_facts
+    assert ({name: facts[name] for name in FACTS}, set(FACTS)) == (now, set(now))
 
 
 def test_r10_changes_that_change_the_result_are_named_and_refused(begun: RunDir) -> None:

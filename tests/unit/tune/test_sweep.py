@@ -15,7 +15,7 @@ from raytrain.sweep_config import SweepConfig
 from raytrain.tune.sweep import STOP_TUNE, run_config, stop_signals
 from tests.support.tasks import Regression
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, STOP_TUNE)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, STOP_TUNE, signal.SIGHUP)
 
 
 def handlers() -> list[Any]:
@@ -38,19 +38,25 @@ def test_the_first_signal_stops_ray_tune_and_the_second_interrupts(number: signa
         signal.signal(STOP_TUNE, lambda number, frame: calls.append(number))
         signal.raise_signal(number)
         assert (stop.signal, calls) == (number, [STOP_TUNE])
+        signal.raise_signal(number)  # of the same moment, as `timeout` sends it
+        assert (stop.signal, calls) == (number, [STOP_TUNE])
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
         assert (stop.signal, calls) == (number, [STOP_TUNE])
 
 
 @pytest.mark.parametrize("left", [signal.SIG_DFL, lambda number, frame: None], ids=["nothing", "an earlier sweep's"])
-def test_a_signal_before_ray_tune_runs_interrupts(left: Any) -> None:
+def test_a_signal_before_ray_tune_runs_ends_the_driver(left: Any) -> None:
     signal.signal(STOP_TUNE, left)
     with stop_signals() as stop:
         stop.listen()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit) as caught:
             signal.raise_signal(signal.SIGTERM)
-        assert stop.signal == signal.SIGTERM
+        assert (stop.signal, caught.value.code) == (signal.SIGTERM, 143)
+    with stop_signals() as stop:
+        stop.listen()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_an_error_restores_the_handlers_that_were_replaced_twice() -> None:

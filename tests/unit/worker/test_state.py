@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from raytrain.errors import ConfigError, TaskError
+from raytrain.checkpoint.store import CheckpointStore
+from raytrain.errors import ConfigError, ResumeError, TaskError
+from raytrain.events.kinds import StateRestored
+from raytrain.events.messages import describe
 from raytrain.rendezvous.state import NO_STATE
+from raytrain.rundir import CHECKPOINTS, RunDir
 from raytrain.worker import state as module
 from raytrain.worker.group import Group, PeerLost
-from raytrain.worker.state import EvaluationState, StateMismatch, TrainState, broadcast_state, build_state, checksum
+from raytrain.worker.state import (
+    EvaluationState,
+    StateMismatch,
+    TrainState,
+    broadcast_state,
+    build_state,
+    checksum,
+    restore_newest,
+)
 from tests.support.tasks import WithDropout
 from tests.unit.worker.stubs import CPU, spec_of
 from tests.unit.worker.tasks import Slope
@@ -78,6 +92,35 @@ def test_the_checksum_covers_weights_of_every_type_and_shape() -> None:
     before = checksum(state)
     model.mask[4] = False
     assert checksum(state) != before
+
+
+def test_r7_a_fall_back_says_which_newer_checkpoint_was_damaged_and_how(tmp_path: Path) -> None:
+    store, directory = CheckpointStore(RunDir.at(str(tmp_path), "run")), tmp_path / "run" / CHECKPOINTS
+    for steps in (1, 2, 3):
+        store.write(steps, trained(steps).snapshot().files(), {}, {})
+    data = bytearray((directory / "step-000000002/state.pt").read_bytes())
+    data[-9] ^= 1
+    (directory / "step-000000002/state.pt").write_bytes(data)
+    os.truncate(directory / "step-000000003/state.pt", 10)
+    (directory / "step-000000004").mkdir()  # of a save that was killed: nothing was lost
+    state = built()
+    restored = restore_newest(state, store, "min:valid/loss")
+    assert (state.step, checksum(state)) == (1, checksum(trained(1)))
+    size = len(trained(3).snapshot().files()["state.pt"])
+    assert restored.damaged == {
+        "step-000000003": f"state.pt is 10 bytes, the manifest says {size} bytes",
+        "step-000000002": "state.pt is damaged: its SHA-256 differs from the manifest's",
+    }
+    assert describe(restored) == (
+        f"resumed from step 1 (step-000000001); step-000000003 cannot be used: state.pt is 10 bytes, the manifest says "
+        f"{size} bytes; step-000000002 cannot be used: state.pt is damaged: its SHA-256 differs from the manifest's"
+    )
+    assert restore_newest(state, CheckpointStore(RunDir.at(str(tmp_path), "new")), "") == StateRestored(
+        step=0, checkpoint=""
+    )
+    (directory / "step-000000001/manifest.json").write_text("{")
+    with pytest.raises(ResumeError, match=r"step-000000003: [^$]*step-000000002: .*SHA-256[^$]*step-000000001: .*not JSON"):
+        restore_newest(state, store, "min:valid/loss")
 
 
 def test_nothing_is_sent_if_all_ranks_are_equal() -> None:
