@@ -11,11 +11,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TextIO, cast, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -130,6 +130,33 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class LastingStream:
+    """A stream whose reader may go before the program ends, as a closed terminal or `head`; what is written then is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._until_lost():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._until_lost():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _until_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
 def exit_code_of(action: Callable[[], int | None], fields: Iterable[str] | None = None) -> int:
     """Runs a command; its exit code: what it returns (None: 0), 2 if the user can correct the cause of an error, 130 after
     Ctrl-C, otherwise 1. Writes errors to stderr.
@@ -138,6 +165,12 @@ def exit_code_of(action: Callable[[], int | None], fields: Iterable[str] | None 
         action: the command.
         fields: of a job's task: errors name its flags instead of settings; None for other commands.
     """
+    out, err = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        return _exit_code_of(action, fields)
+
+
+def _exit_code_of(action: Callable[[], int | None], fields: Iterable[str] | None) -> int:
     try:
         return action() or 0
     except SystemExit as end:

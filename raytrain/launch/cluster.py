@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -51,6 +53,7 @@ def connected(timeout_s: float = 60.0) -> Iterator[None]:
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         settings["include_dashboard"] = False
+        _give_token()
     else:
         check_answers(address, timeout_s)
     try:
@@ -65,6 +68,20 @@ def connected(timeout_s: float = 60.0) -> Iterator[None]:
     finally:
         ray.shutdown()
         ray._private.worker.print_to_stdstream = original
+
+
+def _give_token() -> None:
+    """Sets the password of a Ray that starts here where Ray could not write a new one to the home directory."""
+    if any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        return
+    try:
+        home = Path.home() / ".ray"
+        home.mkdir(parents=True, exist_ok=True)
+        is_usable = (home / "auth_token").exists() or os.access(home, os.W_OK)
+    except (OSError, RuntimeError):
+        is_usable = False
+    if not is_usable:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 from typing import Any, Literal
 
 import click
 import pytest
 from pydantic import BaseModel
 
-from raytrain.cli.flags import DEBUG, Command, error_text, exit_code_of, given_values, options_of, with_defaults, with_flags
+from raytrain.cli.flags import (
+    DEBUG,
+    Command,
+    error_text,
+    exit_code_of,
+    given_values,
+    options_of,
+    say,
+    with_defaults,
+    with_flags,
+)
 from raytrain.errors import ConfigError, InternalError, TaskError, WorkersLostError
 
 
@@ -122,3 +134,18 @@ def test_our_own_frames_are_shown_with_a_variable_alone(
 )
 def test_settings_are_named_as_flags_in_a_shell(text: str, flags: str) -> None:
     assert with_flags(text, ["with_bias"]) == flags
+
+
+def test_r16_a_reader_that_goes_does_not_end_the_program() -> None:
+    """As a closed terminal, or `head`, after which the run still stops, saves and exits as it should."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+
+        def action() -> int:
+            for _ in range(3):
+                say("nobody reads this")
+            return 129
+
+        with contextlib.redirect_stdout(stream):
+            assert exit_code_of(action) == 129

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +120,21 @@ def test_r11_a_temporary_directory_that_is_too_long_for_sockets_is_refused(
     with pytest.raises(ResourceError) as caught, connected():
         pass
     check("errors/long_tmpdir.txt", str(caught.value).replace(variable, "RAY_TMPDIR", 1) + "\n")
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_r11_a_home_directory_that_cannot_be_written_is_not_needed(
+    is_writable: bool, init: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would keep the password of its new cluster there."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / ("home" if is_writable else "file")))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")  # restores what `connected` sets
+        monkeypatch.delenv(name)
+    init.append(lambda: None)
+    with connected():
+        assert ("RAY_AUTH_TOKEN" in os.environ) == (not is_writable)
 
 
 def test_r11_a_ray_that_cannot_be_started_here_is_told(init: list[Any]) -> None:
