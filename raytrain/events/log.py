@@ -53,8 +53,8 @@ class EventLog:
     """The events of a run, numbered from 0 through the whole file, including lines that other processes append.
 
     A full disk or a transient storage error loses nothing while this process lives: lines stay in memory and are retried;
-    `failure` holds the error until they are written. If it dies, a sender loses nothing that keeps its events until a receipt
-    says that they are durable.
+    `failure` holds the error until they are written. If it dies, a sender that keeps its events until a receipt says that
+    they are durable loses nothing.
 
     Args:
         run_dir: the run's directory; created if missing.
