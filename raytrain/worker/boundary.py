@@ -19,6 +19,7 @@ from raytrain.events.kinds import EvaluationDone
 from raytrain.rendezvous.health import SAVING, WAITING
 from raytrain.rendezvous.state import NO_STATE, Signals
 from raytrain.worker.bitwise import state_digest
+from raytrain.worker.buffers import unchanged_buffers
 from raytrain.worker.context import WorkerContext
 from raytrain.worker.evaluation import EvaluationInterrupted, evaluate
 from raytrain.worker.group import Group
@@ -115,8 +116,11 @@ class StepBoundary:
         started, spec = time.monotonic(), self._context.spec
         metrics: dict[str, float] = {}
         for name in spec.eval_names:
-            pending = partial(self._pending, state)
-            metrics.update(evaluate(self._context, state.model, self._group, name, self._assigned, pending))
+            metrics.update(self._metrics_of(name, state))
+            if state.ema is not None:
+                with state.ema.applied():
+                    averaged = self._metrics_of(name, state)
+                metrics.update({key.replace(f"{name}/", f"{name}/ema/", 1): value for key, value in averaged.items()})
         previous = state.evaluation
         score = metrics.get(spec.config.best_metric)
         is_best = is_better(score, previous.best_score, spec.config.best)
@@ -128,6 +132,12 @@ class StepBoundary:
             self._context.telemetry.emit(
                 EvaluationDone(step=state.step, metrics=metrics, rows=rows, seconds=seconds, is_best=is_best)
             )
+
+    def _metrics_of(self, name: str, state: TrainState) -> dict[str, float]:
+        """The metrics of one source; buffers that a pass in eval mode writes are reset."""
+        with unchanged_buffers(state.model):
+            pending = partial(self._pending, state)
+            return evaluate(self._context, state.forward, self._group, name, self._assigned, pending)
 
     def _save(self, state: TrainState) -> None:
         """Starts to save the state on the leader, unless it, or the leader before this one, has saved this step already."""

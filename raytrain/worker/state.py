@@ -7,7 +7,7 @@ latest evaluation. Runs in the worker's training thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ class TrainState:
     """Those that a pass writes; known after the warm-up, and the same on all workers."""
     notes: list[str] = field(default_factory=list)
     """What the user is told when the run starts."""
-    forward: Callable[..., Any] = field(init=False)
+    forward: torch.nn.Module = field(init=False)
     """What a call of the model runs: the model, compiled once in the life of this process where `run.compile` is set."""
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ def build_state(spec: RunSpec, device: torch.device) -> TrainState:
     if names := kept_in_eval_mode(model, modes_of(model)):
         state.notes.append(f"model() has left {_some(names)} in eval mode, where they stay")
     if config.compile:
-        state.forward = torch.compile(model)
+        state.forward = torch.compile(model)  # type: ignore[assignment]
     return state
 
 

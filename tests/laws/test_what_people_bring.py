@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from raytrain.events.kinds import EvaluationDone
+from raytrain.events.log import read
 from tests.laws.compare import assert_close, assert_same, final_weights, settings, train_by_hand
 from tests.support.local import Kill, Plot
 from tests.support.models import KEPT, ONLY_DEFAULT
@@ -31,6 +35,21 @@ def test_the_result_is_that_of_a_plain_loop_for_any_workers(case: str, tmp_path:
         assert_same(run.run_dir, steps, expected)
         if config.ema_decay:
             assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average)
+            assert evaluated(run)["valid/ema/loss"] == pytest.approx(loss_with(task, expected.average), rel=1e-5)
+            assert evaluated(run)["valid/loss"] == pytest.approx(loss_with(task, expected.model), rel=1e-5)
+
+
+def evaluated(run: PooledRun) -> dict[str, float]:
+    """The last evaluation."""
+    return [event.metrics for event in read(run.run_dir) if isinstance(event, EvaluationDone)][-1]
+
+
+def loss_with(task: Any, weights: dict[str, torch.Tensor]) -> float:
+    """The mean loss of the validation rows."""
+    model, source = task.model().eval(), task.data()["valid"]
+    model.load_state_dict(weights, strict=False)
+    batch = {name: torch.from_numpy(column) for name, column in source.take(np.arange(source.num_rows)).items()}
+    return float(task.loss(model, batch).mean().detach())
 
 
 @pytest.mark.timeout(60)

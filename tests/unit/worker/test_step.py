@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
@@ -306,6 +308,24 @@ def test_a_run_of_which_no_step_was_applied_fails_at_its_end(bench: Make) -> Non
         one.run()
         with pytest.raises(TaskError, match=r"no loss was finite.*gradient of weight") if is_last else nullcontext():
             one.train_step.check_progress({})
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("exactness", ["default", "bitwise"])
+def test_a_compiled_model_is_compiled_once_and_not_again_in_a_new_group(
+    exactness: str, bench: Make, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    one, plain = bench(Regression(), compile=True, exactness=exactness), bench(Regression(), exactness=exactness)
+    compiled, expected = [one.run().loss, one.run().loss], [plain.run().loss for _ in range(3)]
+    num_compilations = counter.frame_count
+    assert num_compilations
+    one.train_step.close()
+    one.train_step = TrainStep(spec_of(Regression(), steps=20, exactness=exactness), one.state, group, one.heartbeat)
+    assert [*compiled, one.run().loss] == pytest.approx(expected, rel=1e-6)
+    assert counter.frame_count == num_compilations
+    assert list(one.weights) == list(plain.weights)
 
 
 class Freezing(Regression):
