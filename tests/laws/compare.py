@@ -44,12 +44,13 @@ def by_hand(kind: str, config: RunConfig) -> plain.Plain:
 def train_by_hand(task: Task, config: RunConfig) -> plain.Plain:
     work = build_schedule(task, config)
     rows = [[work.train.row_ids(step, logical) for logical in range(NUM_LOGICAL)] for step in range(work.num_steps)]
+    num_epochs = -(-work.num_steps // work.train.steps_per_epoch)
     if isinstance(task, WithAugmentation):
-        epochs = [plain.read(task.rows("train"), config.seed, epoch) for epoch in range(config.epochs or 1)]
+        epochs = [plain.read(task.rows("train"), config.seed, epoch) for epoch in range(num_epochs)]
     else:
-        epochs = [work.sources["train"].take(np.arange(NUM_ROWS))] * (config.epochs or 1)
+        epochs = [work.sources["train"].take(np.arange(NUM_ROWS))] * num_epochs
     columns = [epochs[step // work.train.steps_per_epoch] for step in range(work.num_steps)]
-    return plain.train(task, columns, rows, config.seed, config.clip_norm, config.ema_decay)
+    return plain.train(task, columns, rows, config.seed, config.clip_norm, config.ema_decay, config.micro_batch)
 
 
 def final_weights(run_dir: RunDir, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
@@ -67,10 +68,10 @@ def assert_same(run_dir: RunDir, steps: dict[int, Any], expected: plain.Plain) -
     assert_close(final_weights(run_dir), expected.model)
 
 
-def assert_close(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_close(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], relative: float = RELATIVE) -> None:
     """Up to rounding, for each tensor that is expected."""
     for name, other in expected.items():
         wide = torch.complex128 if other.is_complex() else torch.float64
         scale = float(other.to(wide).abs().max())
         difference = float((weights[name].to(wide) - other.to(wide)).abs().max())
-        assert difference <= RELATIVE * scale, f"{name} differs by {difference / max(scale, 1e-30):.1e}"
+        assert difference <= relative * scale, f"{name} differs by {difference / max(scale, 1e-30):.1e}"

@@ -46,6 +46,7 @@ def train(
     run_seed: int,
     clip: float | None,
     ema_decay: float | None = None,
+    micro_batch: int | None = None,
 ) -> Plain:
     """Trains on the rows `rows[step][logical]` of `columns[step]`, in one process, one pass for each logical worker."""
     torch.set_num_threads(1)
@@ -66,7 +67,7 @@ def train(
             module.training = is_training
         for parameter in model.parameters():
             parameter.grad = None
-        loss = one_pass_each(task, model, tensors, shares, (run_seed, step + 1))
+        loss = one_pass_each(task, model, tensors, shares, (run_seed, step + 1), micro_batch)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         rates.append(optimizer.param_groups[0]["lr"])
@@ -80,7 +81,9 @@ def train(
     return Plain(losses, rates, {name: value.clone() for name, value in model.state_dict().items()}, average)
 
 
-def one_pass_each(task: Any, model: Any, tensors: Any, shares: list[np.ndarray], seeds: tuple[int, int]) -> float:
+def one_pass_each(
+    task: Any, model: Any, tensors: Any, shares: list[np.ndarray], seeds: tuple[int, int], micro_batch: int | None
+) -> float:
     """Leaves the gradient of the mean loss in the parameters, and in written buffers the mean over the passes."""
     start = {name: buffer.clone() for name, buffer in model.named_buffers()}
     ends: list[dict[str, torch.Tensor]] = []
@@ -92,10 +95,12 @@ def one_pass_each(task: Any, model: Any, tensors: Any, shares: list[np.ndarray],
             if not torch.equal(buffer, start[name]):
                 buffer.copy_(start[name])
         seed(*seeds, logical)
-        loss = task.loss(model, {name: column[share] for name, column in tensors.items()})
-        value, count = loss if isinstance(loss, tuple) else (loss.sum(), len(share))
-        (value / num_rows).backward()
-        total, weight = total + float(value.detach()), weight + float(count)
+        for start_row in range(0, len(share), micro_batch or len(share)):
+            micro = share[start_row:][: micro_batch or len(share)]
+            loss = task.loss(model, {name: column[micro] for name, column in tensors.items()})
+            value, count = loss if isinstance(loss, tuple) else (loss.sum(), len(micro))
+            (value / num_rows).backward()
+            total, weight = total + float(value.detach()), weight + float(count)
         ends.append({name: buffer.clone() for name, buffer in model.named_buffers()})
     for parameter in model.parameters():
         if parameter.grad is not None:
