@@ -13,7 +13,7 @@ from raytrain.events.kinds import EvaluationDone
 from raytrain.events.log import read
 from tests.laws.compare import assert_close, assert_same, final_weights, settings, train_by_hand
 from tests.support.local import Kill, Plot
-from tests.support.models import KEPT, ONLY_DEFAULT
+from tests.support.models import KEPT, ONLY_DEFAULT, NineRows
 from tests.support.pool import PooledRun
 
 PLOTS = {
@@ -37,6 +37,16 @@ def test_the_result_is_that_of_a_plain_loop_for_any_workers(case: str, tmp_path:
             assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average)
             assert evaluated(run)["valid/ema/loss"] == pytest.approx(loss_with(task, expected.average), rel=1e-5)
             assert evaluated(run)["valid/loss"] == pytest.approx(loss_with(task, expected.model), rel=1e-5)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_without_rows_in_the_second_step_is_not_taken_for_lost(tmp_path: Path) -> None:
+    config = settings(epochs=2, global_batch=8, logical_workers=2, workers=(1, 2), collective_timeout_s=3.0)
+    run = PooledRun(NineRows(), config, tmp_path, Plot(2))
+    one = PooledRun(NineRows(), config, tmp_path / "one", Plot(1))
+    losses = [[record.loss for record in steps.values()] for steps in (run.run(), one.run())]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(run.generations) == 1
 
 
 def evaluated(run: PooledRun) -> dict[str, float]:
