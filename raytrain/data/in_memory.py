@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raytrain.data.misfits import check_map_style, plain_tensors
-from raytrain.data.seeding import ROW, seeded_generators
+from raytrain.data.seeding import ROW, SEEDED_GENERATORS, seeded_generators
 from raytrain.data.source import NOTHING, Columns, NotNumbers, Seed, Source, is_tensor, to_array, widened
 from raytrain.errors import DataError
 
@@ -158,11 +158,12 @@ class DatasetSource:
             first, again = self.take(np.array([row])), self.take(np.array([row]))
             for name in self.columns:
                 if first[name].tobytes() != again[name].tobytes():
-                    rule = "random numbers come from the generators of torch, numpy.random and random: each row seeds those"
                     fix = (
                         "draw from them, or make a generator in __getitem__: np.random.default_rng(np.random.randint(2**31))"
                     )
-                    raise DataError(f"{self._where}, row {row}, column {name!r}", "differs each time it is read", rule, fix)
+                    raise DataError(
+                        f"{self._where}, row {row}, column {name!r}", "differs each time it is read", SEEDED_GENERATORS, fix
+                    )
 
     def _like_row_0(self, row: int, item: Any) -> Columns:
         """One row as columns of shape [1, ...]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -91,7 +91,14 @@ def find_files(paths: Any, filesystem: fs.FileSystem | None) -> tuple[fs.FileSys
     Raises:
         DataError: a path does not exist, or has no Parquet files.
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths) if isinstance(paths, Iterable) else [paths]
+    for path in given:
+        if not isinstance(path, (str, os.PathLike)):
+            rule, fix = (
+                "is a path or URI, or a list of them",
+                "give text or a Path; `data` returns data in memory as they are",
+            )
+            raise DataError("parquet()", type(path).__name__, rule, fix)
     if not given:
         raise DataError(
             "parquet()", "no paths", "at least one path is required", "give a file, a directory or a list of them"

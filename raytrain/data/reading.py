@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raytrain.data.seeding import seeded_generators
+from raytrain.data.seeding import SEEDED_GENERATORS, seeded_generators
 from raytrain.data.source import NOTHING, ByColumn, Columns, Source, sliced, to_array
 from raytrain.errors import DataError
 from raytrain.plan import Plan
@@ -209,6 +209,25 @@ def transformed(transform: Transform | None, raw: RawBatch, left_out: Mapping[st
             columns = _checked(transform(ByColumn(batch.columns, left_out)), len(batch.row_ids))
         batch = RowBatch(batch.logical, batch.offset, batch.row_ids, columns)
     return batch if raw.num_wanted == len(batch.row_ids) else batch.part(raw.wanted)
+
+
+def first_rows(source: Source, transform: Transform | None, row_ids: NDArray[np.int64]) -> Columns:
+    """Some rows as hooks see them, for a warm-up pass; transformed twice, to see whether other workers would get the same.
+
+    Raises:
+        DataError: the transform did not return columns with as many rows, or other values the second time.
+        Exception: whatever the user's code raised.
+    """
+    if transform is None:
+        return source.take(row_ids)
+    whole = slice(0, len(row_ids))
+    raws = [RawBatch(RowBatch(0, 0, row_ids, source.take(row_ids)), (0, 0, 0, 0), whole) for _ in range(2)]
+    first, again = (transformed(transform, raw, source.left_out).columns for raw in raws)
+    for name, values in first.items():
+        if name not in again or values.tobytes() != again[name].tobytes():
+            fix = "draw from them, or make a generator in `transform`: np.random.default_rng(np.random.randint(2**31))"
+            raise DataError(f"transform, column {name!r}", "differs each time for the same rows", SEEDED_GENERATORS, fix)
+    return first
 
 
 def _batch_bounds(request: ReadRequest, task: ReadTask) -> list[int]:

@@ -16,6 +16,11 @@ import numpy as np
 ROW = 0x726F77
 """Last of the numbers that seed a row, (seed, epoch, row, ROW), so that no other seed of a run is equal to them."""
 
+SEEDED_GENERATORS = (
+    "random numbers come from the generators of torch, numpy.random and random, which are seeded for the rows"
+)
+"""The rule that a generator of one's own breaks."""
+
 
 @contextmanager
 def seeded_generators() -> Iterator[Callable[..., None]]:

@@ -18,7 +18,7 @@ from raytrain.checkpoint.state import Restored, Snapshot, restore, restore_bytes
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
 from raytrain.data.loader import to_tensors
-from raytrain.data.source import ByColumn
+from raytrain.data.reading import first_rows
 from raytrain.errors import RaytrainError, ResumeError, TaskError
 from raytrain.events.kinds import StateRestored
 from raytrain.rendezvous.state import NO_STATE
@@ -191,10 +191,8 @@ class Sample:
         """The summed loss of a forward pass over some rows (by default those of one pass), seeded alike each time."""
         spec, row_ids = self._spec, self._row_ids[rows or slice(0, self.pass_rows)]
         source = spec.sources["train"]
-        columns = source.take(row_ids)
-        if (transform := own_transform(spec.task)) is not None:
-            with user_code("transform"):
-                columns = transform(ByColumn(columns, source.left_out))
+        with user_code("transform, or reading, in the warm-up pass"):
+            columns = first_rows(source, own_transform(spec.task), row_ids)
         batch = on_device(to_tensors(columns, source.left_out), self._device)
         seed_everything(spec.config.seed, 1, 0)
         modes = user_code("loss in the warm-up pass"), autocast(spec.config.precision, self._device)

@@ -265,6 +265,8 @@ def test_r12_paths_without_files_or_rows_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", id=pa.array([], pa.int64()))
     refused(tmp_path, "0 rows in 1 files")
     refused([], "at least one path")
+    refused(None, "NoneType", "is a path or URI")
+    refused([tmp_path, pa.table({"id": [1]})], "Table", "is a path or URI")
 
 
 def test_other_filesystems_and_uris(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from raytrain.data.in_memory import arrays
-from raytrain.data.reading import RawBatch, ReadRequest, RowBatch, by_first_use, read_in_order, read_tasks, transformed
+from raytrain.data.reading import (
+    RawBatch,
+    ReadRequest,
+    RowBatch,
+    by_first_use,
+    first_rows,
+    read_in_order,
+    read_tasks,
+    transformed,
+)
 from raytrain.data.source import Columns
 from raytrain.errors import DataError
 from raytrain.plan import Plan
@@ -103,6 +112,22 @@ def test_r13_random_numbers_of_a_transform_differ_between_batches_epochs_and_see
     for position in range(3):
         values = {numbers[position] for by_row in seen for numbers in by_row.values()}
         assert len(values) > 2900  # no batch has the numbers of another; a few of PyTorch's may be equal
+
+
+def test_r13_a_transform_with_a_random_generator_of_its_own_is_refused_in_the_warm_up() -> None:
+    source, rows, generator = arrays(id=np.arange(9)), np.arange(4), np.random.default_rng(0)
+
+    def halves_in_place(columns: Columns) -> Columns:
+        columns["id"] //= 2
+        return columns
+
+    assert first_rows(source, None, rows)["id"].tolist() == [0, 1, 2, 3]
+    assert first_rows(source, halves_in_place, rows)["id"].tolist() == [0, 0, 1, 1]
+    assert first_rows(source, noisy, rows).keys() == {"n", "p", "t"}
+    with pytest.raises(DataError, match=r"transform, column 'noise'\n.*differs each time for the same rows"):
+        first_rows(source, lambda columns: {"noise": generator.random(len(columns["id"]))}, rows)
+    with pytest.raises(DataError, match="here 4"):
+        first_rows(source, lambda columns: {"id": columns["id"][1:]}, rows)
 
 
 def raw_batch(wanted: slice) -> RawBatch:
