@@ -110,8 +110,12 @@ class ReadRequest:
 
     @property
     def raw_batch_rows(self) -> int:
-        """Number of rows that are transformed at once; follows from the plan alone."""
-        return max(MIN_BATCH_ROWS, -(-self.plan.global_batch // self.plan.num_logical))
+        """Number of rows that are transformed at once; does not depend on workers.
+
+        Rows of a dataset may be slow to read, and the training may wait for them: they are read for one step at a time.
+        """
+        rows = -(-self.plan.global_batch // self.plan.num_logical)
+        return rows if self.source.runs_user_code and self.transform is None else max(MIN_BATCH_ROWS, rows)
 
 
 class Reader(Protocol):

@@ -171,12 +171,14 @@ class Augmented:
     """Rows that draw a random number; records the threads that read them."""
 
     threads: set[threading.Thread] = set()
+    num_read = 0
 
     def __len__(self) -> int:
         return 1000
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         self.threads.add(threading.current_thread())
+        self.num_read += 1
         return {"id": row, "noise": torch.rand(1)}
 
 
@@ -199,6 +201,16 @@ def test_r13_the_training_thread_reads_rows_that_draw_from_its_random_generators
     assert len(whole) == 2000
     assert part == {key: whole[key] for key in part}
     assert sum(whole[0, row] == whole[1, row] for row in range(1000)) < 10, "each epoch has its own augmentation"
+
+
+def test_rows_of_a_dataset_are_read_when_their_step_wants_them() -> None:
+    rows = Augmented()
+    source, plan = dataset(rows), Plan(1000, None, 30, 2, seed=3)
+    before = rows.num_read
+    with loading(source, plan, [0, 1], 5, 9) as loader:
+        for step in range(5, 9):
+            loader.step(step)
+            assert rows.num_read - before == (step - 4) * 30
 
 
 def test_r12_an_error_of_the_data_names_the_file(tmp_path: Path) -> None:
