@@ -6,6 +6,7 @@ driver, before Ray starts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from raytrain.config import RunConfig
 from raytrain.data.given import as_source
 from raytrain.data.source import Source
-from raytrain.errors import ConfigError, DataError
+from raytrain.errors import ConfigError, DataError, TaskError
 from raytrain.launch.asked_columns import check_asked_columns
 from raytrain.plan import Plan
 from raytrain.task import Task
@@ -68,7 +69,24 @@ def _sources(task: Task) -> dict[str, Source]:
         if "train" not in given:
             known = ", ".join(map(str, given)) or "no sources"
             raise DataError(where, known, 'has a source named "train"', 'return {"train": ...}')
-        return {str(name): as_source(f"{where}, source {name!r}", value) for name, value in given.items()}
+        sources = {str(name): as_source(f"{where}, source {name!r}", value) for name, value in given.items()}
+    for name, source in sources.items():
+        if source.runs_user_code:
+            _check_picklable(f"{where}, source {name!r}", source)
+    return sources
+
+
+def _check_picklable(where: str, source: Source) -> None:
+    """Raises DataError for a dataset that cannot be sent to workers. Keeps nothing of what it pickles."""
+    from ray import cloudpickle
+
+    try:
+        with user_code("pickling"), open(os.devnull, "wb") as nothing:
+            cloudpickle.CloudPickler(nothing, protocol=5, buffer_callback=lambda buffer: None).dump(source)
+    except TaskError as error:
+        found = error.traceback.strip().splitlines()[-1]
+        fix = "open files and connections in __getitem__, when it is first called, not in __init__"
+        raise DataError(where, found, "can be pickled, since workers read it", fix) from error
 
 
 def check_hooks(task: Task) -> None:

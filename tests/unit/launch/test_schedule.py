@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
 
 from raytrain.config import RunConfig
 from raytrain.errors import ConfigError, DataError, TaskError
@@ -29,6 +32,17 @@ class Bare(Line):
 class Columns(Line):
     def data(self) -> Any:
         return {"train": {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]}, "valid": ([1], [2])}
+
+
+class OpenFile(Line):
+    """A dataset that keeps a file open, beside a function that is pickled by value."""
+
+    def data(self) -> Any:
+        rows = TensorDataset(torch.zeros(3))
+        rows.decode = lambda row: row
+        train = Subset(rows, range(3))
+        train.file = open(os.devnull, "rb")  # noqa: SIM115
+        return {"train": train}
 
 
 class Raises(Line):
@@ -61,6 +75,7 @@ def test_r11_steps_follow_from_rows_batch_and_length(settings: dict[str, Any], n
         (NoTrain(), DataError, 'has a source named "train"'),
         (Bare(), DataError, r'Bare.data\n.*tuple\n.*\n.*return {"train": ...}'),
         (Columns(), DataError, r"Columns.data, source 'valid'\n.*tuple\n.*\n.*raytrain.arrays\(x=..., y=...\)"),
+        (OpenFile(), DataError, r"OpenFile.data, source 'train'\n.*cannot pickle .*BufferedReader.*\n.*\n.*__getitem__"),
         (Raises(), TaskError, "OSError: no such bucket"),
     ],
 )
