@@ -30,6 +30,8 @@ LEASE_S = 20.0
 """A claim whose heartbeat stands still for so long is dead."""
 OUTDATED_S = 600.0
 """A claim of which the last heartbeat is so old is dead: no two clocks differ by so much."""
+PATIENCE_S = 10.0
+"""How long to wait for a driver that is alive, since it may be about to end."""
 PAUSE_S = 0.5
 
 
@@ -92,17 +94,19 @@ class RunLock:
     claim: Claim = field(default_factory=Claim.of_this_process)
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Heartbeats of other claims, and since when they have stood still."""
+    _alive: set[str] = field(default_factory=set)
+    """Other claims that were seen to be alive, on this machine or by a heartbeat."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _taken: bool = False
 
     def acquire(self) -> None:
-        """Waits until no other driver uses the run, but no longer than it takes to know whether one is alive.
+        """Waits until no other driver uses the run, but not for long once one is known to be alive.
 
         Raises:
             RunInUseError: another driver is alive.
             OSError: the storage failed.
         """
-        deadline, is_told = self.clock() + LEASE_S + 2 * BEAT_S, False
+        deadline, is_told = self.clock() + PATIENCE_S, False
         while True:
             others = self._living()
             if not others:
@@ -110,10 +114,11 @@ class RunLock:
                 if not (others := self._living()):
                     return
                 self._delete(self.claim.name)
-            if self.clock() >= deadline:
-                raise in_use(self.run_dir, others[0])
+            alive = [claim for claim in others if claim.name in self._alive]
+            if alive and self.clock() >= deadline:
+                raise in_use(self.run_dir, alive[0])
             if not is_told:
-                self.tell(f"waiting up to {LEASE_S + 2 * BEAT_S:g} s for {_driver(others[0])} to end, which uses this run")
+                self.tell(f"waiting for {_driver(others[0])}, which uses this run if it is still alive")
                 is_told = True
             self.sleep(PAUSE_S * (0.5 + random.random()))  # two that withdrew do not claim again at the same time
 
@@ -163,11 +168,13 @@ class RunLock:
 
     def _is_dead(self, claim: Claim) -> bool:
         now = self.clock()
-        beats, since = self._seen.get(claim.name, (-1, now))
-        if beats != claim.beats:
-            self._seen[claim.name] = claim.beats, now
-            since = now
-        if claim.machine == self.claim.machine:
+        is_known, is_here = claim.name in self._seen, claim.machine == self.claim.machine
+        beats, since = self._seen.get(claim.name, (claim.beats, now))
+        if is_here or beats != claim.beats:
+            self._alive.add(claim.name)
+        if not is_known or beats != claim.beats:
+            self._seen[claim.name], since = (claim.beats, now), now
+        if is_here:
             return claim.is_gone
         return now - since >= LEASE_S or abs(time.time() - claim.time) >= OUTDATED_S
 

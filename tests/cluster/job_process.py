@@ -1,4 +1,7 @@
-"""A job script as a process of its own, in a session of its own as under a terminal."""
+"""A job script as a process of its own, in a session of its own as under a terminal.
+
+Ray's processes have further sessions, so a variable that they all inherit tells which of them are the job's.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from raytrain.events.log import read
 from raytrain.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
+MARK = "RAYTRAIN_TEST_JOB"
 RAY_AGENTS = ("DashboardAgent", "RuntimeEnvAgent")  # Ray's own; they notice the end of their raylet after a while
 
 
@@ -31,11 +35,12 @@ class JobProcess:
 
     def __init__(self, script: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_ADDRESS")}
+        self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         self._err = script.with_suffix(f".{time.monotonic_ns()}.err").open("w+", newline="")
         self.process = subprocess.Popen(
             [sys.executable, str(script), *flags],
             cwd=script.parent,
-            env={**variables, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env={**variables, "PYTHONPATH": str(ROOT), MARK: self._mark, **(environment or {})},
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=self._err,
@@ -67,12 +72,12 @@ class JobProcess:
         return self._err.read()
 
     def left_behind(self) -> list[str]:
-        """Processes of the job's session that still run, by their command lines."""
+        """Processes of the job that still run, by their command lines."""
         return [f"{one.pid} {one.info['cmdline']}" for one in psutil.process_iter(["cmdline"]) if self._is_ours(one)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+            return process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE
         except (OSError, psutil.Error):
             return False
 

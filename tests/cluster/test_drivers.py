@@ -84,6 +84,8 @@ class Drivers:
         """A signal ends the run at a step, with a checkpoint and a plain statement; no worker dies of it."""
         asked = time.monotonic()
         job.signal(number, group)
+        if group:  # `timeout` signals its child, and then the group
+            job.signal(number)
         assert job.finish() == 128 + number, job.out + job.err
         assert time.monotonic() - asked < 10
         ended = of(RunEnded, self.events)[-1]
@@ -102,7 +104,8 @@ def test_r1_r10_r16_killed_and_stopped_drivers_leave_the_uninterrupted_run(
 ) -> None:
     drivers = Drivers(script, gate)
     job = drivers.start(workers=2)
-    drivers.check_stop(job, signal.SIGINT, group=True)  # the terminal's Ctrl-C, which a Ray of its own hears, too
+    drivers.check_stop(job, signal.SIGTERM, group=True)  # of which Ray's own processes must not hear
+    (script.parent / "run/run.json").write_text('{"half')  # the manifests have the same content (R7)
     assert wait_until_gone(job, 5) == []
     assert not [event.pid for event in of(WorkerStarting, drivers.events) if Path(f"/proc/{event.pid}").exists()]
 
@@ -111,7 +114,7 @@ def test_r1_r10_r16_killed_and_stopped_drivers_leave_the_uninterrupted_run(
     job.finish()
     assert left_after(30) == [], "the cluster has all of its workers' places back"
 
-    drivers.check_stop(drivers.start(workers=3, RAY_ADDRESS=small_ray), signal.SIGTERM)
+    drivers.check_stop(drivers.start(workers=3, RAY_ADDRESS=small_ray), signal.SIGHUP)
 
     gate.unlink()
     run_dir = RunDir.at(str(script.parent), "run")

@@ -125,8 +125,7 @@ def test_r7_a_run_whose_checkpoints_are_gone_does_not_begin_anew(begun: RunDir) 
 
 
 def test_r10_a_second_driver_is_refused_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "LEASE_S", 0.1)
-    monkeypatch.setattr(lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.1)
     with locked(run_dir(tmp_path)), pytest.raises(RunInUseError, match="in use by the driver with process"):
         Trainer(Line(), RunConfig(name="line", storage=str(tmp_path))).fit()
 
