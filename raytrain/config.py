@@ -293,9 +293,19 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 def unknown_name(name: str, known: list[str], rule: str = "") -> ConfigError:
     """The error for an unknown name, with the nearest known one; `rule` replaces the list of known names."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = max(known, key=lambda one: _likeness(name, one), default="")
     rule = rule or "is one of " + ", ".join(known)
-    return ConfigError(name, "no such name", rule, f"did you mean {near[0]}?" if near else "see --help")
+    is_near = _likeness(name, near) >= 0.5
+    return ConfigError(name, "no such name", rule, f"did you mean {near}?" if is_near else "see --help")
+
+
+def _likeness(name: str, other: str) -> float:
+    """From 0 to 1. The last part of a dotted name may count as much as the whole: a prefix may be missing or too much."""
+    if not name or not other:
+        return 0.0
+    whole = difflib.SequenceMatcher(None, name, other).ratio()
+    last, other_last = (one.lstrip("-").rpartition(".")[2] for one in (name, other))
+    return max(whole, (whole + difflib.SequenceMatcher(None, last, other_last).ratio()) / 2)
 
 
 def _show(value: object) -> str:

@@ -267,9 +267,9 @@ def options_of(
         kind = kinds_of(field.annotation)[0]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             inner = default.model_dump() if isinstance(default, BaseModel) else {}
-            options += options_of(kind, inner, (*path, name), section)
+            options += options_of(kind, inner, (*path, name), section, optional=optional)
         else:
-            is_required = field.is_required() and name not in optional
+            is_required = field.is_required() and ".".join((*path, name)) not in optional
             told = "" if is_required else "  [required]" if field.is_required() else _default_text(default)
             help = (field.description or "") + told
             options.append(_option((*path, name), field.annotation, section=section, help=help, required=is_required))

@@ -7,7 +7,7 @@ are taken out before click reads the rest. Runs in the driver.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
 
@@ -100,7 +100,7 @@ def parse(task: type[Task], argv: Sequence[str], defaults: Mapping[str, Any]) ->
     run, sweep = given.pop("run", {}), given.pop("sweep", {})
     config = RunConfig(**_without_replaced(defaults, [*run, *(name.removeprefix("run.") for name in texts)]) | run)
     settings = SweepConfig(**sweep)
-    _check_space(texts, {*given, *(f"run.{name}" for name in run)}, sweep)
+    _check_space(texts, {*_names_in(given), *(f"run.{name}" for name in run)}, sweep)
     return Order(with_defaults(task, given), config, settings, parse_space(texts, task) if texts else {})
 
 
@@ -144,6 +144,14 @@ def split_space(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             raise ConfigError(flag, "not given", "is followed by a value", f"for example {flag} log:1e-3:1")
         texts[flag.removeprefix(SPACE).replace("-", "_")] = text
     return texts, others
+
+
+def _names_in(given: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """{"adam": {"lr": "0.1"}} -> adam, adam.lr."""
+    for name, value in given.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _names_in(value, f"{prefix}{name}.")
 
 
 def _check_space(names: Collection[str], given: Collection[str], sweep: Collection[str]) -> None:
@@ -211,14 +219,18 @@ def _sweep(task: type[Task], order: Order) -> int:
 
 
 def _fixed_fields(task: type[Task], order: Order) -> dict[str, Any]:
-    """Validated values of the fields that are not in the space.
+    """Values of the fields that are not in the space: validated, but for a model of which a part is in the space.
 
     Raises:
         ConfigError: a value is wrong.
     """
-    fields: Any = {name: (field.annotation, field) for name, field in task.model_fields.items() if name not in order.space}
+    searched = {name.partition(".")[0] for name in order.space}
+    fields: Any = {name: (field.annotation, field) for name, field in task.model_fields.items() if name not in searched}
     try:
-        values = create_model(task.__name__, **fields)(**order.fields)
+        values = create_model(task.__name__, **fields)(
+            **{name: order.fields[name] for name in order.fields if name in fields}
+        )
     except ValidationError as error:
         raise explain(error, task) from None
-    return {name: getattr(values, name) for name in fields}
+    partly = {name: value for name, value in order.fields.items() if name in searched}
+    return {**partly, **{name: getattr(values, name) for name in fields}}

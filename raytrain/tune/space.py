@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from raytrain.config import Invalid, RunConfig, unknown_name
 from raytrain.errors import ConfigError
@@ -36,15 +37,27 @@ def parse_space(texts: Mapping[str, str], task: type[Task]) -> dict[str, Any]:
     """A space for Ray Tune from its texts.
 
     Args:
-        texts: by the name of a field of the task ("lr") or of a setting of the run ("run.global_batch").
+        texts: by the name of a field of the task ("lr", or "adam.lr" in a model) or of a setting ("run.global_batch").
         task: the task's class.
 
     Raises:
         ConfigError: a name is unknown or not allowed, a text is not valid, or the space is empty.
     """
-    check_keys(texts, task.model_fields)
-    fields = {**task.model_fields, **{f"run.{name}": field for name, field in RunConfig.model_fields.items()}}
+    own = fields_of(task)
+    check_keys(texts, own)
+    fields = {**own, **{f"run.{name}": field for name, field in RunConfig.model_fields.items()}}
     return {name: parse(text, Annotated[fields[name].annotation, fields[name]], name) for name, text in texts.items()}
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """The fields of a model by name, and those of models in its fields as "adam.lr"."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        found[prefix + name] = field
+        kind = kinds_of(field.annotation)[0]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= fields_of(kind, f"{prefix}{name}.")
+    return found
 
 
 def check_keys(names: Collection[str], fields: Collection[str]) -> None:

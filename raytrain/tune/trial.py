@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 import ray
+from pydantic import BaseModel
 from ray import cloudpickle, tune
 
 from raytrain.config import RunConfig
@@ -30,7 +31,7 @@ from raytrain.task import Task, pickle_by_value
 from raytrain.tune.broker import broker_of
 from raytrain.tune.clone import clone, delete_run, read_reference
 from raytrain.tune.reporter import Reporter
-from raytrain.tune.space import check_keys
+from raytrain.tune.space import check_keys, fields_of
 
 RUN_PREFIX = "run."
 HEAD = {"node:__internal_head__": 0.001}
@@ -65,15 +66,15 @@ class TrialTemplate:
     def fields(self) -> list[str]:
         """Allowed names of hyperparameters without a prefix."""
         if isinstance(self.make, type):
-            return list(self.make.model_fields) if issubclass(self.make, Task) else []
+            return list(fields_of(self.make)) if issubclass(self.make, Task) else []
         return list(inspect.signature(self.make).parameters)
 
     def resolve(self, values: Mapping[str, Any], **settings: Any) -> tuple[Task, RunConfig]:
         """The task and the settings of one trial.
 
         Args:
-            values: of the trial: "lr" is a field of the task, "run.global_batch" a setting of the run. Numpy scalars become
-                Python numbers.
+            values: of the trial: "lr" is a field of the task, "adam.lr" one of the model in its field adam, and
+                "run.global_batch" a setting of the run. Numpy scalars become Python numbers.
             settings: of the run; they override `values` and `config`.
 
         Raises:
@@ -83,7 +84,23 @@ class TrialTemplate:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
         own = {key: value for key, value in plain.items() if not key.startswith(RUN_PREFIX)}
         run = {key.removeprefix(RUN_PREFIX): value for key, value in plain.items() if key.startswith(RUN_PREFIX)}
-        return self.make(**{**self.fixed, **own}), RunConfig(**{**self.config.model_dump(), **run, **settings})
+        return self.make(**self._fields(own)), RunConfig(**{**self.config.model_dump(), **run, **settings})
+
+    def _fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """All fields of a trial's task, with values such as "adam.lr" put into the models in which they belong."""
+        fields = {**self.fixed, **{name: value for name, value in values.items() if "." not in name}}
+        for name in values.keys() - fields.keys():
+            first, *path, last = name.split(".")
+            inner = fields.get(first)
+            if inner is None and isinstance(self.make, type) and issubclass(self.make, Task):
+                default = self.make.model_fields[first].get_default(call_default_factory=True)
+                inner = default if isinstance(default, BaseModel) else {}
+            fields[first] = inner.model_dump() if isinstance(inner, BaseModel) else dict(inner or {})
+            into = fields[first]
+            for part in path:
+                into = into.setdefault(part, {})
+            into[last] = values[name]
+        return fields
 
 
 _templates: dict[bytes, TrialTemplate] = {}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pydantic import Field
+from pydantic import BaseModel, Field
 from ray.tune import ResultGrid
 from ray.tune.search.sample import Categorical, Float, Integer
 
@@ -94,6 +94,15 @@ class Taken(Digits):
 class Needs(Digits):
     depth: int
     """Layers."""
+
+
+class Adam(BaseModel):
+    lr: float
+    beta: float = 0.9
+
+
+class Tuned(Digits):
+    adam: Adam
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +246,15 @@ def test_a_required_field_in_the_space_needs_no_flag(sweeps: Sweeps, capsys: pyt
     assert "depth" not in settings["fixed"]
     assert run(Needs, ["--sweep.space.lr", "0:1"], {}) == 2
     assert capsys.readouterr().err.startswith("error: --depth\n  value: not given\n")
+
+
+def test_a_part_of_a_field_is_in_the_space_and_another_one_given(sweeps: Sweeps, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Tuned, ["--sweep.space.adam.lr", "log:1e-3:1", "--adam.beta", "0.5"], {}) == 0
+    [(_, space, settings)] = sweeps.started
+    assert list(space) == ["adam.lr"]
+    assert settings["fixed"]["adam"] == {"beta": "0.5"}
+    assert run(Tuned, ["--sweep.space.adam.lr", "0:1", "--adam.lr", "0.5"], {}) == 2
+    assert capsys.readouterr().err.startswith("error: adam.lr\n  value: given, and --sweep.space.adam.lr too\n")
 
 
 def test_names_in_a_space_are_typed_as_their_flags_are() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 from ray import tune
 from ray.tune.search.sample import Categorical, Float, Integer
 
@@ -15,6 +15,7 @@ from raytrain.config import RunConfig
 from raytrain.errors import ConfigError
 from raytrain.task import Task
 from raytrain.tune.space import OF_THE_SWEEP, check_keys, example, num_trials, parse, parse_space
+from raytrain.tune.trial import TrialTemplate
 
 FORMS = "a range is LOW:HIGH, log:LOW:HIGH or q:LOW:HIGH:STEP"
 FINITE = "the ends of a range are two finite numbers, the smaller one first"
@@ -141,6 +142,41 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(name: str, fix: str) -
     error = error_of(name, "0:1")
     assert (error.where, error.value, error.fix) == (f"sweep.space.{name}", "no such name", fix)
     assert "(lr, hidden, dropout, with_bias, activation, path, label)" in error.rule
+
+
+class Adam(BaseModel):
+    lr: float = 0.1
+    momentum: float = Field(0.9, lt=1)
+
+
+class Nested(Task):
+    width: int = 8
+    adam: Adam = Adam()
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "fix"),
+    [
+        *((Nested, name, "did you mean sweep.space.adam.lr?") for name in ("adam.lrr", "adm.lr", "lr", "adam.run.lr")),
+        *((Nested, name, "did you mean sweep.space.adam.momentum?") for name in ("adam.momentun", "momentum")),
+        (Nested, "model.width", "did you mean sweep.space.width?"),
+        (Digits, "optimizer.lr", "did you mean sweep.space.lr?"),
+    ],
+)
+def test_a_mistake_in_a_nested_name_is_answered_with_the_nearest_field(task: type[Task], name: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_space({name: "0:1"}, task)
+    assert caught.value.fix == fix
+
+
+def test_fields_of_a_model_in_a_field_can_be_searched() -> None:
+    space = parse_space({"adam.lr": "log:1e-3:1", "adam.momentum": "0.5"}, Nested)
+    assert (type(space["adam.lr"]), space["adam.momentum"]) == (Float, 0.5)
+    with pytest.raises(ConfigError, match=r"sweep\.space\.adam\.momentum\n.*\n.*less than 1"):
+        parse_space({"adam.momentum": "1.5"}, Nested)
+    for fixed, adam in (({}, Adam(lr=0.3)), ({"adam": {"momentum": "0.5"}}, Adam(lr=0.3, momentum=0.5))):
+        task, _ = TrialTemplate.of(Nested, None, fixed).resolve({"adam.lr": 0.3, "width": 4})
+        assert task.model_dump() == {"width": 4, "adam": adam.model_dump()}
 
 
 def test_a_setting_of_the_whole_sweep_is_refused_with_the_reason() -> None:
