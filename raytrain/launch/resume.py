@@ -27,6 +27,8 @@ from raytrain.version import VERSION
 RESULT_SETTINGS = ("micro_batch", "precision", "clip_norm")
 """Settings that change the result, besides those of the plan."""
 
+MISSING = "not there"
+"""What is wrong with a run.json that does not exist."""
 FACTS = ("format", "task", "run", "num_steps", "plan", "data", "versions")
 """Keys of run.json."""
 PLAN_NAMES = {"num_rows": "rows of train", "chunk_rows": "chunks of train", "num_logical": "run.logical_workers"}
@@ -61,14 +63,14 @@ def read_metadata(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
         ResumeError: the mode does not allow this, or neither run.json nor a manifest is valid.
     """
     checkpoints = CheckpointStore(run_dir).list()
-    exists = bool(checkpoints) or run_dir.exists(RUN)
+    metadata, damage = _read_run_json(run_dir)
+    exists = bool(checkpoints) or damage != MISSING
     if mode == "new" and exists:
         raise ResumeError("run.resume", "new", f"there is no run at {run_dir.path} yet", "choose another run.name")
     if mode == "must" and not exists:
         raise ResumeError("run.resume", "must", f"there is a run at {run_dir.path}", "check run.name and run.storage")
     if not exists:
         return None
-    metadata, damage = _read_run_json(run_dir)
     found = [metadata, *(checkpoint.manifest.run for checkpoint in reversed(checkpoints))]
     valid = next((facts for facts in found if all(name in facts for name in FACTS)), None)
     if valid is None:
@@ -76,16 +78,29 @@ def read_metadata(run_dir: RunDir, mode: str) -> dict[str, Any] | None:
     return {name: valid[name] for name in FACTS}
 
 
+def write_metadata(run_dir: RunDir, metadata: dict[str, Any]) -> None:
+    """Writes run.json. Raises StorageError if the storage fails."""
+    try:
+        run_dir.write_json(metadata, RUN)
+    except OSError as error:
+        raise _failed(run_dir, "written", error) from error
+
+
+def _failed(run_dir: RunDir, action: str, error: OSError) -> StorageError:
+    rule = f"the run's storage can be {action}"
+    return StorageError(run_dir.child(RUN), error, rule, "check the storage and start again")
+
+
 def _read_run_json(run_dir: RunDir) -> tuple[dict[str, Any], str]:
     """The content of run.json, and what is wrong with it if it is not that of a run."""
     try:
         found = run_dir.read_json(RUN)
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError:
+        return {}, MISSING
+    except ValueError as error:
         return {}, str(error)
     except OSError as error:
-        raise StorageError(
-            run_dir.child(RUN), error, "the run's storage can be read", "check the storage and start again"
-        ) from error
+        raise _failed(run_dir, "read", error) from error
     missing = [name for name in FACTS if not isinstance(found, dict) or name not in found]
     return ({}, f"without {', '.join(missing)}") if missing else (found, "")
 

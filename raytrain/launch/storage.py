@@ -96,12 +96,15 @@ def check_shared(run_dir: RunDir, storage: str) -> None:
     if not run_dir.is_local:
         return
     mark = run_dir.child(f".seen-{uuid.uuid4().hex}")
-    with run_dir.filesystem.open_output_stream(mark) as stream:
-        stream.write(b"raytrain")
     try:
-        blind = _nodes_that_do_not_see(mark)
-    finally:
-        run_dir.filesystem.delete_file(mark)
+        with run_dir.filesystem.open_output_stream(mark) as stream:
+            stream.write(b"raytrain")
+        try:
+            blind = _nodes_that_do_not_see(mark)
+        finally:
+            run_dir.filesystem.delete_file(mark)
+    except OSError as error:
+        raise _unusable(storage, error) from error
     if blind:
         raise StorageError(
             "run.storage",

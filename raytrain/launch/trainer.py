@@ -41,7 +41,7 @@ from raytrain.launch.lock import RunLock, locked
 from raytrain.launch.monitor import NullViewer, RunMonitor, StopRequest, StopTimeout, Viewer, stop_on_signals
 from raytrain.launch.schedule import Schedule, build_schedule
 from raytrain.plan import Plan
-from raytrain.rundir import CHECKPOINTS, RUN, RunDir
+from raytrain.rundir import CHECKPOINTS, RunDir
 from raytrain.task import Task
 from raytrain.worker.context import RunSpec
 
@@ -148,7 +148,7 @@ class Trainer:
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))
             storage.check_shared(run_dir, config.storage)
-            run_dir.write_json(metadata, RUN)
+            resume.write_metadata(run_dir, metadata)
             CheckpointStore(run_dir).delete_incomplete()
             spec = self._spec(config, schedule, accelerator, metadata)
             with _actors(config, in_place) as (event_writer, rendezvous), _scratch_directory() as scratch:

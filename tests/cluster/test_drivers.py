@@ -104,6 +104,7 @@ def test_r1_r10_r16_killed_and_stopped_drivers_leave_the_uninterrupted_run(
 ) -> None:
     drivers = Drivers(script, gate)
     job = drivers.start(workers=2)
+    assert any("raylet" in command for command in job.left_behind()), "they are found"
     drivers.check_stop(job, signal.SIGTERM, group=True)  # of which Ray's own processes must not hear
     (script.parent / "run/run.json").write_text('{"half')  # the manifests have the same content (R7)
     assert wait_until_gone(job, 5) == []
