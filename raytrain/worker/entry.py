@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
+from ray.exceptions import RaySystemError
 
-from raytrain.errors import WholeTracebacks
+from raytrain.errors import TaskError, WholeTracebacks, task_traceback
 from raytrain.worker.network import network_variables
 
 if TYPE_CHECKING:
@@ -42,8 +43,15 @@ class Connections:
 
 def run_worker(config: Mapping[str, Any]) -> None:
     """Trains until the run is over. `config[CONNECTIONS]` holds the `Connections`."""
-    connections: Connections = config[CONNECTIONS]
-    spec: RunSpec = ray.get(connections.spec)
+    with WholeTracebacks():
+        _run_worker(config[CONNECTIONS])
+
+
+def _run_worker(connections: Connections) -> None:
+    try:
+        spec: RunSpec = ray.get(connections.spec)
+    except RaySystemError as error:  # a module of the task is not on this node, for example
+        raise TaskError(task_traceback(error), "unpickling the task in a worker") from None
     host = ray.util.get_node_ip_address()
     for name, value in {**network_variables(host), **spec.environment}.items():
         os.environ.setdefault(name, value)
@@ -59,7 +67,7 @@ def run_worker(config: Mapping[str, Any]) -> None:
     context = _build_context(connections, spec, host)
     loop, telemetry = TrainingLoop(context), context.telemetry
     try:
-        with captured_output(lambda: loop.rank, telemetry.emit), WholeTracebacks():
+        with captured_output(lambda: loop.rank, telemetry.emit):
             loop.run()
     except StateMismatch as error:  # not a mistake in the user's code, which would end the run
         telemetry.emit(OutputLine(rank=loop.rank, stream="stderr", text=f"{error}; its process ends"))

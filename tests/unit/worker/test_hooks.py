@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import RaySystemError
 
 from raytrain.data.ray_reader import RemoteError, RemoteErrors
 from raytrain.errors import PACKAGE, ConfigError, InternalError, TaskError, WholeTracebacks
 from raytrain.task import Loss, Task
+from raytrain.worker import entry
 from raytrain.worker.hooks import as_sum, autocast, own_transform, seed_everything, user_code
 
 ROWS = 4
@@ -146,6 +148,21 @@ def test_r16_an_unexpected_error_keeps_all_of_its_traceback() -> None:
     for error in (ConfigError("a", "b", "c", "d"), KeyboardInterrupt()):
         with pytest.raises(type(error)), WholeTracebacks():
             raise error
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(RaySystemError(ImportError("x"), "No module named 'mine'"), TaskError), (RuntimeError("odd"), InternalError)],
+)
+def test_r16_a_worker_that_cannot_even_begin_says_why(
+    raised: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(reference: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr(entry.ray, "get", get)
+    with pytest.raises(kind, match=r"(?s)Traceback.*(No module named 'mine'|RuntimeError: odd)"):
+        entry.run_worker({entry.CONNECTIONS: entry.Connections(None, None, None)})
 
 
 def test_an_error_that_is_raytrains_own_passes() -> None:
