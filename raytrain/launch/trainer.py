@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,8 @@ class Trainer:
             CheckpointError: the last checkpoint could not be saved.
         """
         viewer = viewer or NullViewer()
-        resume.read_metadata(self.run_dir, self._config.resume)  # refused before a directory is made
+        with suppress(StorageError):  # told by `check_writable`, in the words of the setting
+            resume.read_metadata(self.run_dir, self._config.resume)  # refused before a directory is made
         run_dir = storage.check_writable(self._storage, self._name)
         with locked(run_dir, lambda text: viewer.status(text, time.time())) as lock:
             return self._fit(run_dir, viewer, lock)
