@@ -4,6 +4,7 @@ What a user needs:
 
     Task           base class of what is trained: data, model, optimizer, loss as hooks; fields are hyperparameters
     Loss           a loss with its own weight, for example a sum over tokens
+    Sum            a metric that is added up over all rows, for the task's `summarise`
     arrays         in-memory data as a source
     parquet        Parquet files as a source
     dataset        a map-style PyTorch dataset as a source
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from raytrain.launch.trainer import Trainer as Trainer
     from raytrain.sweep_config import SweepConfig as SweepConfig
     from raytrain.task import Loss as Loss
+    from raytrain.task import Sum as Sum
     from raytrain.task import Task as Task
     from raytrain.tune.results import SweepResult as SweepResult
     from raytrain.tune.sweep import Sweep as Sweep
@@ -81,6 +83,7 @@ _MODULES = {
     "Loss": "raytrain.task",
     "Result": "raytrain.launch.trainer",
     "RunConfig": "raytrain.config",
+    "Sum": "raytrain.task",
     "Sweep": "raytrain.tune.sweep",
     "SweepConfig": "raytrain.sweep_config",
     "SweepResult": "raytrain.tune.results",

@@ -66,6 +66,23 @@ class CheckpointError(RaytrainError):
     """A checkpoint could not be written or does not match its manifest."""
 
 
+class UnsavableError(CheckpointError):
+    """The state has a value that no checkpoint can hold; saving it again fails again.
+
+    Args:
+        where: the path of the value in the state, or keys of the model.
+        what: what is wrong with it.
+        fix: what to do.
+    """
+
+    def __init__(self, where: str, what: str, fix: str) -> None:
+        super().__init__(where, what, fix)
+        self.where, self.what, self.fix = where, what, fix
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.what}; {self.fix}"
+
+
 class TaskError(RaytrainError):
     """The task's code raised; the message is its traceback.
 

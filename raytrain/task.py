@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raytrain.config import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -31,6 +31,13 @@ class Loss(NamedTuple):
     """Scalar: the summed loss of this micro-batch."""
     weight: torch.Tensor | float
     """Scalar: the number of summed items (for example tokens); must not depend on the parameters."""
+
+
+class Sum(NamedTuple):
+    """A metric that is added up over all rows, from which `summarise` computes what is reported."""
+
+    value: torch.Tensor | float
+    """The sum over the rows of this micro-batch, of any shape: for example a count, or counts by class."""
 
 
 class Task(Settings):
@@ -53,12 +60,22 @@ class Task(Settings):
         """The model on the CPU, with its initial weights. All random generators are seeded with the run's seed before."""
         raise NotImplementedError
 
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the model's parameters."""
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer]:
+        """The optimizer of the model's parameters, or several of disjoint parameters; each is stepped once per step.
+
+        An optimizer whose `step` needs a closure, such as LBFGS, is refused.
+        """
         raise NotImplementedError
 
-    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """A learning rate schedule over `num_steps` optimizer steps, stepped after each one; None for a constant rate."""
+    def scheduler(
+        self, optimizer: torch.optim.Optimizer, num_steps: int
+    ) -> torch.optim.lr_scheduler.LRScheduler | Mapping[str, Any] | None:
+        """A learning rate schedule over `num_steps` optimizer steps, stepped after each one; None for a constant rate.
+
+        A ReduceLROnPlateau is stepped after each evaluation, with the metric of `run.best`. A dict as in Lightning,
+        {"scheduler": ..., "interval": "epoch" (default) or "step", "frequency": n}, steps it every n epochs or steps; its
+        "monitor" names another metric for a ReduceLROnPlateau. Several optimizers come as one, with the groups of all.
+        """
         return None
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor | Loss:
@@ -68,9 +85,22 @@ class Task(Settings):
         """
         raise NotImplementedError
 
-    def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, torch.Tensor | Loss]:
-        """Evaluation metrics of a micro-batch by name, each in one of the three forms of `loss`."""
+    def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Evaluation metrics of a micro-batch by name.
+
+        A metric that is a mean over rows has one of the three forms of `loss`. All others are a `Sum`, see `summarise`, or a
+        torchmetrics object that was updated with the rows of this micro-batch; its state is taken, and it is reset.
+        A scalar that is not the mean over the rows, such as an F1 score, is refused.
+        """
         return {}
+
+    def summarise(self, sums: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        """The values to report, one number per name, from each `Sum` added up over all rows of a source.
+
+        Args:
+            sums: float64 tensors on the CPU, by the names that `metrics` gave them.
+        """
+        return sums
 
     def transform(self, batch: Batch) -> Batch:
         """Prepares rows on the CPU, outside of the training process where possible (Ray Data).

@@ -61,6 +61,7 @@ IMPORTED_ONCE: dict[str, str] = {
     "elastic/worker.py": "one worker,",
     "elastic/worker_group.py": "and the group of them, as Ray Train's controller sees them",
     "launch/asked_columns.py": "reads the hooks' text",
+    "worker/optimizers.py": "several optimizers as one, which the state need not know",
     "launch/elasticity.py": "chooses between the two kinds of elasticity",
     "launch/resume.py": "a part of the driver's story: does the run begin or go on?",
     "report/audit.py": "a proof each, without torch and Ray: rows,",

@@ -6,6 +6,7 @@ retention. A storage failure becomes an event and `last_error`, never an excepti
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,7 +15,7 @@ from typing import Any
 from raytrain.checkpoint.manifest import to_delete
 from raytrain.checkpoint.state import Snapshot
 from raytrain.checkpoint.store import CheckpointStore
-from raytrain.errors import CheckpointError, StorageError
+from raytrain.errors import CheckpointError, StorageError, UnsavableError
 from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
 
 
@@ -50,6 +51,15 @@ class Saver:
         """Finished steps of the newest submitted snapshot; None before the first."""
         self.last_error: BaseException | None = None
         """Error of the latest save; None if it succeeded."""
+        self._evaluated_step: int | None = None
+        self._told: tuple[str, int] = "", 0
+        """The latest reason of a failure, without numbers, and how often in a row."""
+
+    @property
+    def can_retry(self) -> bool:
+        """Whether the latest save failed, and another attempt may succeed: the storage was at fault."""
+        is_storage = isinstance(self.last_error, CheckpointError | StorageError | OSError)
+        return is_storage and not isinstance(self.last_error, UnsavableError)
 
     @property
     def idle(self) -> bool:
@@ -65,6 +75,7 @@ class Saver:
             run: plain values of the run, for the manifest.
         """
         start, self.newest_step = time.monotonic(), snapshot.step
+        self._evaluated_step = snapshot.step if metrics else None
         if not self.wait(self._max_stall_s):
             waited_s = time.monotonic() - start
             self._failed(
@@ -75,6 +86,12 @@ class Saver:
         writing = self._thread.submit(self._write, snapshot, dict(metrics), dict(run), stall_s)
         # A second task: the future of the first one holds any exception, expected or not.
         self._in_flight = self._thread.submit(self._finish, snapshot.step, writing)
+
+    def set_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds metrics to the checkpoint of `step`, after the snapshots that were submitted before; never blocks."""
+        if step != self._evaluated_step:
+            self._evaluated_step = step
+            self._in_flight = self._thread.submit(self._set_metrics, step, dict(metrics))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until no snapshot is being written; returns False on timeout. None waits without a limit."""
@@ -121,11 +138,27 @@ class Saver:
                 )
             )
 
+    def _set_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        try:
+            self._store.set_metrics(step, metrics)
+        except (CheckpointError, StorageError) as error:
+            self._emit(CheckpointFailed(step=step, reason=f"it is saved without its metrics: {error}"))
+        else:
+            self._retain(step, "")
+
     def _finish(self, step: int, writing: Future[None]) -> None:
         self.last_error = writing.exception()
         if self.last_error:
             self._failed(step, self.last_error)
+        else:
+            self._told = "", 0
 
     def _failed(self, step: int, error: BaseException) -> None:
+        """Emits an event; of failures in a row that differ in numbers only the first, second, fourth, eighth and so on."""
         self.last_error = error
-        self._emit(CheckpointFailed(step=step, reason=str(error) or type(error).__name__))
+        reason = str(error) or type(error).__name__
+        kind = re.sub(r"\d+", "", reason)
+        count = self._told[1] + 1 if self._told[0] == kind else 1
+        self._told = kind, count
+        if count & (count - 1) == 0:
+            self._emit(CheckpointFailed(step=step, reason=reason if count == 1 else f"{reason} ({count} times)"))

@@ -10,7 +10,6 @@ import io
 import pickle
 import sys
 import time
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from raytrain.errors import CheckpointError, ResumeError
+from raytrain.errors import CheckpointError, ResumeError, UnsavableError
 
 MODEL = "model.safetensors"
 EMA = "ema.safetensors"
@@ -34,6 +33,7 @@ _COMPILED = "_orig_mod."
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
+_MISSING = object()
 
 
 class Restored(NamedTuple):
@@ -67,13 +67,13 @@ class Snapshot:
         """The state as `model.safetensors` and `state.pt`, and `ema.safetensors`: the model with the averaged weights.
 
         Raises:
-            CheckpointError: `torch.load` would refuse a value by default, or safetensors does not support a dtype.
+            UnsavableError: `torch.load` would refuse a value by default, or safetensors does not support a dtype.
         """
         files = {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
         return files | ({EMA: _model_bytes({**self.model, **self.ema})} if self.ema else {})
 
     def to_bytes(self) -> bytes:
-        """The same state as one byte string, for a joining worker. Raises CheckpointError as `files`."""
+        """The same state as one byte string, for a joining worker. Raises UnsavableError as `files`."""
         return _plain_bytes({"model": self.model, "ema": self.ema, **self.rest})
 
 
@@ -112,14 +112,49 @@ def snapshot(
         "step": step,
         "extra": _copy(dict(extra or {})),
         "kinds": _kinds(optimizer, scheduler),
-        "optimizer": _copy(optimizer.state_dict()),
-        "scheduler": _copy(scheduler.state_dict()) if scheduler else None,
+        **{role: _copy(value) for role, value in _parts(optimizer, scheduler).items()},
         "model_extra": {key: value for key, value in entries.items() if not isinstance(value, Tensor)},
     }
     if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.current_stream().synchronize()  # copies from a GPU are asynchronous
     tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
     return Snapshot(step, tensors, rest, _copy(dict(ema or {})), time.monotonic() - start)
+
+
+def check_savable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Checks, without copying a tensor, that `Snapshot.files` would accept the state.
+
+    Raises:
+        UnsavableError: it would not.
+    """
+    entries = model.state_dict()
+    _model_bytes({key: value.new_empty(0) for key, value in entries.items() if isinstance(value, Tensor)})
+    _refuse_objects({key: value for key, value in entries.items() if not isinstance(value, Tensor)}, "model_extra")
+    _refuse_objects(_parts(optimizer, scheduler), "")
+
+
+def rehearse_restore(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Saves and loads, in memory, the state of optimizer and scheduler, and what a model has besides tensors.
+
+    Afterwards they have the same state. The optimizer's is small as long as it has made no step.
+
+    Raises:
+        UnsavableError: something cannot be saved, or is another value after it was loaded.
+    """
+    check_savable(model, optimizer, scheduler)
+    saved = _open(_plain_bytes({role: _copy(value) for role, value in _parts(optimizer, scheduler).items()}))
+    entries = model.state_dict()
+    extra = _open(_plain_bytes({key: _copy(value) for key, value in entries.items() if not isinstance(value, Tensor)}))
+    if extra:
+        model.load_state_dict({**entries, **extra}, strict=True)
+    optimizer.load_state_dict(saved["optimizer"])
+    if scheduler:
+        scheduler.load_state_dict(saved["scheduler"])
+    saved = _open(_plain_bytes(saved))  # whatever was loaded may have been changed or kept
+    if lost := _lost(saved, _parts(optimizer, scheduler), ""):
+        raise UnsavableError(
+            lost, "has another value after it was saved and loaded", "let load_state_dict restore what state_dict returns"
+        )
 
 
 def restore(
@@ -132,8 +167,8 @@ def restore(
     """Loads `model.safetensors` and `state.pt` into live objects on any device.
 
     Args:
-        keeps_settings: keep the learning rates and other settings of the live optimizer and scheduler, and load only
-            the optimizer's state per parameter, such as momentum.
+        keeps_settings: keep the learning rates and other settings of the live optimizer, and the scheduler as it is; load
+            only the optimizer's state per parameter, such as momentum.
 
     Raises:
         CheckpointError: a file is missing, or contains pickled objects (their code is not run).
@@ -176,19 +211,26 @@ def _load(
     if keeps_settings:
         for group, settings in zip(optimizer.param_groups, own, strict=True):
             group.update(settings)
-    if scheduler and keeps_settings:
-        _advance(scheduler, int(rest["step"]))
-    elif scheduler:
+    if scheduler and not keeps_settings:
         scheduler.load_state_dict(rest["scheduler"])
     return Restored(int(rest["step"]), rest["extra"], rest["ema"])
 
 
-def _advance(scheduler: LRScheduler, num_steps: int) -> None:
-    """Moves a new scheduler, with the learning rates of its optimizer, to its state after `num_steps` steps."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")  # the optimizer made no step
-        for _ in range(num_steps):
-            scheduler.step()
+def _parts(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
+    return {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict() if scheduler else None}
+
+
+def _lost(saved: Any, now: Any, where: str) -> str:
+    """The path of the first saved value that is another one now; empty if there is none. There may be more values now."""
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        pairs = [(f"{where}.{key}".lstrip("."), value, now.get(key, _MISSING)) for key, value in saved.items()]
+    elif isinstance(saved, list | tuple) and isinstance(now, list | tuple) and len(saved) == len(now):
+        pairs = [(f"{where}[{index}]", value, other) for index, (value, other) in enumerate(zip(saved, now, strict=True))]
+    elif isinstance(saved, Tensor):
+        return "" if isinstance(now, Tensor) and torch.equal(saved, now.cpu()) else where
+    else:
+        return "" if saved == now or saved != saved else where  # noqa: PLR0124 - NaN
+    return next(filter(None, (_lost(*pair[1:], pair[0]) for pair in pairs)), "")
 
 
 def _copy(value: Any) -> Any:
@@ -217,7 +259,8 @@ def _model_bytes(tensors: Mapping[str, Tensor]) -> bytes:
         return bytes(safetensors.torch.save(dict(tensors)))
     except KeyError as error:
         keys = [key for key, tensor in tensors.items() if tensor.dtype in error.args]
-        raise CheckpointError(f"{MODEL}: safetensors does not support {error}, the dtype of {_some(keys)}") from error
+        what = f"has the dtype {error}, which safetensors does not support"
+        raise UnsavableError(_some(keys), what, "use another dtype, or make it a non-persistent buffer") from error
 
 
 def _plain_bytes(value: dict[str, Any]) -> bytes:
@@ -235,7 +278,7 @@ def _open(data: bytes) -> dict[str, Any]:
 
 
 def _refuse_objects(value: Any, where: str) -> None:
-    """Raises CheckpointError for a value that is neither plain nor a tensor, and names its path."""
+    """Raises UnsavableError for a value that is neither plain nor a tensor, and names its path."""
     kind = type(value)
     if kind in _MAPPINGS:
         for key, item in value.items():
@@ -245,14 +288,15 @@ def _refuse_objects(value: Any, where: str) -> None:
         for index, item in enumerate(value):
             _refuse_objects(item, f"{where}[{index}]")
     elif kind not in _LEAVES:
-        raise CheckpointError(
-            f"{STATE}: {where} is a {kind.__module__}.{kind.__qualname__}, which plain torch.load would refuse; "
-            "a state contains tensors, numbers, strings, lists and dicts"
+        what = f"is a {kind.__module__}.{kind.__qualname__}, which plain torch.load would refuse"
+        raise UnsavableError(
+            where, what, "keep it out of state_dict(): a state is tensors, numbers, strings, lists and dicts"
         )
 
 
 def _kinds(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, str]:
-    return {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__ if scheduler else ""}
+    several = getattr(optimizer, "class_names", "")
+    return {"optimizer": several or type(optimizer).__name__, "scheduler": type(scheduler).__name__ if scheduler else ""}
 
 
 def _difference(here: Mapping[str, Any], saved: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from json import JSONDecodeError
@@ -82,6 +83,22 @@ class CheckpointStore:
                 self._discard(name)
             raise CheckpointError(f"{path} could not be written{tries}: {error}") from error
         return Checkpoint(name, step, Manifest.from_json(value))
+
+    def set_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of these weights to the newest checkpoint of `step`, if there is one without them.
+
+        Raises:
+            CheckpointError: all attempts to write failed.
+            StorageError: as `list`.
+        """
+        found = [checkpoint for checkpoint in self.list() if checkpoint.step == step]
+        if not found or found[-1].manifest.metrics:
+            return
+        name, value = found[-1].name, replace(found[-1].manifest, metrics=metrics).to_json()
+        try:
+            self._retry(lambda: self._dir.write_json(value, CHECKPOINTS, name, MANIFEST))
+        except OSError as error:
+            raise CheckpointError(f"the metrics of {self._path(name)} could not be written: {error}") from error
 
     def list(self) -> Listing:
         """The complete checkpoints, oldest first. Checks file sizes, but not digests. Sets `skipped`.

@@ -62,6 +62,7 @@ class ReportBuilder:
     run: kinds.RunStarted | None = None
     _pending: kinds.EvaluationDone | None = None
     _checkpoint: str = ""
+    _settled_step: int | None = None  # whose checkpoint is there, or failed
     _loss: float | None = None
 
     def add(self, event: kinds.Event) -> list[Report]:
@@ -69,7 +70,7 @@ class ReportBuilder:
         if isinstance(event, kinds.RunStarted):
             self.run = event
         elif isinstance(event, kinds.StateRestored):
-            self._checkpoint = event.checkpoint
+            self._checkpoint, self._settled_step = event.checkpoint, event.step
             due = self._flush(event.step)
             self._pending = None  # an evaluation after the checkpoint is repeated
             return due
@@ -77,11 +78,13 @@ class ReportBuilder:
             self._loss = event.losses[-1]
         elif isinstance(event, kinds.EvaluationDone):
             due, self._pending = self._flush(), event
-            return due if event.is_best or self.is_saved_at(event.step) else due + self._flush()
+            is_awaited = event.step != self._settled_step and (event.is_best or self.is_saved_at(event.step))
+            return due if is_awaited else due + self._flush()
         elif isinstance(event, kinds.CheckpointSaved):
-            self._checkpoint = event.checkpoint
+            self._checkpoint, self._settled_step = event.checkpoint, event.step
             return self._flush(event.step)
         elif isinstance(event, kinds.CheckpointFailed):
+            self._settled_step = event.step
             return self._flush(event.step)
         elif isinstance(event, kinds.RunEnded):
             return self._flush()

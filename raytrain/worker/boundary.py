@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from raytrain.checkpoint.saver import Saver
-from raytrain.errors import CheckpointError, StorageError
+from raytrain.errors import CheckpointError, FourPartError, StorageError, TaskError
 from raytrain.events.kinds import EvaluationDone
 from raytrain.rendezvous.health import SAVING, WAITING
 from raytrain.rendezvous.state import NO_STATE, Signals
@@ -24,6 +24,8 @@ from raytrain.worker.context import WorkerContext
 from raytrain.worker.evaluation import EvaluationInterrupted, evaluate
 from raytrain.worker.group import Group
 from raytrain.worker.heartbeat import SignalWatcher
+from raytrain.worker.hooks import user_code
+from raytrain.worker.rehearsal import check_savable_state
 from raytrain.worker.state import EvaluationState, TrainState
 
 NO_SIGNALS = Signals()
@@ -50,6 +52,7 @@ class StepBoundary:
     def __init__(self, context: WorkerContext, group: Group, assigned: range, saver: Saver, watcher: SignalWatcher) -> None:
         self._context, self._group, self._assigned, self._saver, self._watcher = context, group, assigned, saver, watcher
         self._digested_step = NO_STATE
+        self._is_checked = False
 
     def run_due(self, state: TrainState, agreed: Signals = NO_SIGNALS) -> Signals:
         """Evaluates, digests and saves what is due and not done yet; a stop, or a drain of all members, makes a save due.
@@ -62,15 +65,23 @@ class StepBoundary:
         """
         spec, config = self._context.spec, self._context.spec.config
         per_epoch = spec.plan.steps_per_epoch
+        if state.step and not self._is_checked:  # from its first step on, the optimizer has a state
+            check_savable_state(spec, state)
+            self._is_checked = True
+        if config.digest_every and is_due(state.step, config.digest_every, spec.num_steps):
+            self._emit_digest(state)
+        is_save_due = is_due(state.step, config.checkpoint_every or per_epoch, spec.num_steps)
+        if is_save_due or agreed.stop or agreed.save:
+            self._save(state)  # before an evaluation, in which the task may fail, or the process die
         is_evaluated = state.evaluation.step == state.step or not spec.eval_names
         if not is_evaluated and is_due(state.step, config.eval_every or per_epoch, spec.num_steps):
             agreed = self._try_evaluate(state, agreed)
-        if config.digest_every and is_due(state.step, config.digest_every, spec.num_steps):
-            self._emit_digest(state)
         is_best = state.evaluation.best_step == state.step  # also if an earlier leader found it and died before it saved it
-        is_last = agreed.stop or agreed.save
-        if is_last or is_best or is_due(state.step, config.checkpoint_every or per_epoch, spec.num_steps):
+        if is_save_due or is_best or agreed.stop or agreed.save:
             self._save(state)
+        if state.schedule is not None and state.evaluation.step == state.step:
+            with user_code(f"scheduler after the evaluation at step {state.step}"):
+                state.schedule.finish_evaluation(state.step, state.evaluation.metrics)
         return agreed
 
     def wait_until_saved(self, state: TrainState, retry_s: float = LAST_SAVE_RETRY_S) -> None:
@@ -82,6 +93,11 @@ class StepBoundary:
         Raises:
             CheckpointError: the last checkpoint could not be saved.
         """
+        self._wait_for_saver(state, retry_s)
+        if self._group.is_leader and self._saver.last_error is not None:
+            raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
+
+    def _wait_for_saver(self, state: TrainState, retry_s: float) -> None:
         deadline = time.monotonic() + retry_s
         self._context.heartbeat.set_activity(WAITING)
         while True:
@@ -89,12 +105,10 @@ class StepBoundary:
             if not self._group.all_reduce(torch.tensor([float(is_saving)], device=self._group.device)).item():
                 break
             time.sleep(SAVE_POLL_S)
-        if self._group.is_leader and self._saver.last_error is not None:
-            raise CheckpointError(f"the last checkpoint, of step {state.step}, was not saved: {self._saver.last_error}")
 
     def _is_saving(self, state: TrainState, deadline: float) -> bool:
         """Whether the checkpoint is being written; starts it again after a failure, until `deadline` (monotonic seconds)."""
-        if self._saver.idle and self._saver.last_error is not None and time.monotonic() < deadline:
+        if self._saver.idle and self._saver.can_retry and time.monotonic() < deadline:
             self._start_save(state)
             return True
         return not self._saver.idle
@@ -105,6 +119,9 @@ class StepBoundary:
         except EvaluationInterrupted as interrupt:
             more = interrupt.signals
             return Signals(agreed.regroup or more.regroup, agreed.save or more.save, agreed.stop or more.stop)
+        except (TaskError, FourPartError):  # raised on all ranks; the checkpoint that was due is not lost
+            self._wait_for_saver(state, retry_s=0.0)
+            raise
         return agreed
 
     def _pending(self, state: TrainState) -> Signals:
@@ -140,11 +157,16 @@ class StepBoundary:
             return evaluate(self._context, state.forward, self._group, name, self._assigned, pending)
 
     def _save(self, state: TrainState) -> None:
-        """Starts to save the state on the leader, unless it, or the leader before this one, has saved this step already."""
+        """Starts to save the state on the leader, unless it, or the leader before this one, has saved this step already.
+
+        A step that was saved before its evaluation gets the metrics of it.
+        """
         saver = self._saver
-        if not self._group.is_leader or saver.newest_step == state.step:
+        if not self._group.is_leader:
             return
-        if saver.newest_step is None and self._is_on_storage(state):
+        if saver.newest_step == state.step or (saver.newest_step is None and self._is_on_storage(state)):
+            if state.evaluation.step == state.step:
+                saver.set_metrics(state.step, state.evaluation.metrics)
             return
         self._context.heartbeat.set_activity(SAVING)
         if self._context.spec.config.digest_every == 0:
@@ -156,16 +178,11 @@ class StepBoundary:
         self._saver.save(state.snapshot(), metrics, self._context.spec.manifest_facts)
 
     def _is_on_storage(self, state: TrainState) -> bool:
-        """Whether there is a checkpoint of this step, with metrics if they are known by now.
-
-        False if the storage cannot be read, since saving twice does no harm.
-        """
-        has_metrics = state.evaluation.step == state.step
+        """Whether this step is saved already; False if the storage cannot be read, since saving twice does no harm."""
         try:
-            of_this_step = [found for found in self._context.store.list() if found.step == state.step]
+            return any(found.step == state.step for found in self._context.store.list())
         except StorageError:
             return False
-        return any(found.manifest.metrics or not has_metrics for found in of_this_step)
 
     def _emit_digest(self, state: TrainState) -> None:
         """Emits the digest of the state once per generation, so also after the state was broadcast."""

@@ -9,21 +9,23 @@ from contextlib import closing
 import torch
 
 from raytrain.data.loader import MicroBatch
-from raytrain.errors import RaytrainError
+from raytrain.errors import FourPartError, RaytrainError, TaskError
 from raytrain.rendezvous.health import READING, WAITING
 from raytrain.rendezvous.state import Signals
-from raytrain.task import Loss
 from raytrain.worker.context import WorkerContext
 from raytrain.worker.group import Group
-from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.hooks import user_code
+from raytrain.worker.means import check_means
+from raytrain.worker.metrics import Tallies, add_all, scalars_in, values_of
+from raytrain.worker.scoring import Scorer, copied, evaluation_mode
 
 SYNC_EVERY_STEPS = 4
 """The ranks wait for each other this often: a slow one does not run into a timeout, a lost one and signals are noticed."""
 
 IN_EVALUATION = "in an evaluation"
 
-Sums = dict[str, tuple[float, float]]
-"""(sum, weight) by metric."""
+Failure = TaskError | FourPartError
+"""What the user's code or data may raise."""
 
 
 class EvaluationInterrupted(RaytrainError):
@@ -42,62 +44,83 @@ def evaluate(
     assigned: range,
     pending: Callable[[], Signals] = Signals,
 ) -> dict[str, float]:
-    """The metrics of one source, "<name>/loss" and "<name>/<metric>".
+    """The metrics of one source, "<name>/loss" and "<name>/<metric>", the same on all ranks.
 
-    The sums of each logical worker are added in the order of logical workers, so the values do not depend on how those are
-    assigned to ranks, not even in the last bit.
+    The tallies of the logical workers are added in their order, so the values do not depend on how those are assigned to
+    ranks, not even in the last bit.
 
     Args:
         pending: the signals of this rank so far; a stop or a drain interrupts the evaluation.
 
     Raises:
         EvaluationInterrupted: on all ranks.
+        TaskError, FourPartError: on all ranks, if the user's code failed on one of them, or the data could not be read.
     """
-    num_steps = context.spec.plans[name].steps_per_epoch
-    sums: dict[int, Sums] = defaultdict(dict)
-    model.eval()
-    with torch.no_grad(), closing(context.loader(name, assigned, 0, num_steps)) as loader:
+    scorer, num_steps = Scorer(context, model), context.spec.plans[name].steps_per_epoch
+    tallies: dict[int, Tallies] = defaultdict(dict)
+    failure: Failure | None = None
+    with evaluation_mode(model), closing(context.loader(name, assigned, 0, num_steps)) as loader:
         for step in range(num_steps):
             if step % SYNC_EVERY_STEPS == 0:
                 context.heartbeat.set_activity(WAITING)
-                _check_signals(group, pending())
-            context.heartbeat.set_activity(READING)
-            with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
-                batches = loader.step(step)
-            context.heartbeat.set_activity(IN_EVALUATION)
-            for logical, micros in batches.items():
-                seed_everything(step, logical)
-                for micro in micros:
-                    _add(sums[logical], _evaluate_batch(context, model, micro))
+                _check_signals(group, pending(), failure)
+            if failure is not None:
+                continue  # until all ranks know of it
+            try:
+                context.heartbeat.set_activity(READING)
+                with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
+                    batches = loader.step(step)
+                context.heartbeat.set_activity(IN_EVALUATION)
+                _score(scorer, step, batches, tallies)
+            except (TaskError, FourPartError) as error:
+                failure = error
     context.heartbeat.set_activity(WAITING)
-    all_sums: dict[int, Sums] = {}
-    for of_rank in group.all_gather_object(dict(sums)):
-        all_sums.update(of_rank)
-    total: Sums = {}
-    for logical in sorted(all_sums):
-        _add(total, all_sums[logical])
-    return {f"{name}/{key}": value / weight if weight else 0.0 for key, (value, weight) in total.items()}
+    of_ranks = group.all_gather_object((dict(tallies), failure))
+    _raise_first([failed for _, failed in of_ranks])
+    values: dict[str, float] = {}
+    if group.is_leader:
+        context.heartbeat.set_activity(IN_EVALUATION)
+        try:
+            total = _added_up({logical: each for of_rank, _ in of_ranks for logical, each in of_rank.items()})
+            values = values_of(context.spec.task, total, scorer.objects)
+        except TaskError as error:
+            failure = error
+        context.heartbeat.set_activity(WAITING)
+    values, failure = group.broadcast_object((values, failure))
+    _raise_first([failure])
+    return {f"{name}/{key}": value for key, value in values.items()}
 
 
-def _check_signals(group: Group, pending: Signals) -> None:
-    flags = torch.tensor([pending.save, pending.stop, pending.drain], dtype=torch.float64, device=group.device)
-    save, stop, drain = (value > 0 for value in group.all_reduce(flags).tolist())
+def _score(scorer: Scorer, step: int, batches: Mapping[int, Sequence[MicroBatch]], tallies: dict[int, Tallies]) -> None:
+    """Adds the micro-batches of one step. The first one of all is the one whose scalars are checked, on whichever rank."""
+    for logical, micros in batches.items():
+        for number, micro in enumerate(micros):
+            is_first = (step, logical, number) == (0, 0, 0)
+            columns = copied(micro.columns) if is_first else micro.columns
+            more = scorer(columns, len(micro.row_ids), (step, logical, number))
+            add_all(tallies[logical], more)
+            if is_first and scalars_in(more):
+                check_means(scorer, micro.columns, len(micro.row_ids))
+
+
+def _check_signals(group: Group, pending: Signals, failure: Failure | None) -> None:
+    mine = [pending.save, pending.stop, pending.drain, failure is not None]
+    flags = torch.tensor(mine, dtype=torch.float64, device=group.device)
+    save, stop, drain, failed = (value > 0 for value in group.all_reduce(flags).tolist())
+    if failed:
+        _raise_first(group.all_gather_object(failure))
     if stop or drain:
         raise EvaluationInterrupted(Signals(regroup=drain, save=save, stop=stop, drain=drain))
 
 
-def _evaluate_batch(context: WorkerContext, model: torch.nn.Module, micro: MicroBatch) -> Sums:
-    task, batch, rows = context.spec.task, on_device(micro.columns, context.device), len(micro.row_ids)
-    with autocast(context.spec.config.precision, context.device):
-        with user_code("loss in evaluation"):
-            values: dict[str, torch.Tensor | Loss] = {"loss": task.loss(model, batch)}
-        with user_code("metrics in evaluation"):
-            values.update(task.metrics(model, batch))
-    pairs = {key: as_sum(value, rows, key) for key, value in values.items()}
-    return {key: (float(value), float(weight)) for key, (value, weight) in pairs.items()}
+def _raise_first(failures: Sequence[Failure | None]) -> None:
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
-def _add(total: Sums, more: Mapping[str, Sequence[float]]) -> None:
-    for key, (value, weight) in more.items():
-        so_far = total.get(key, (0.0, 0.0))
-        total[key] = (so_far[0] + value, so_far[1] + weight)
+def _added_up(of_logical: Mapping[int, Tallies]) -> Tallies:
+    total: Tallies = {}
+    for logical in sorted(of_logical):
+        add_all(total, of_logical[logical])
+    return total

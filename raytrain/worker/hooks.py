@@ -12,7 +12,7 @@ import torch
 
 from raytrain.data.loader import Batch
 from raytrain.data.source import Columns
-from raytrain.errors import RaytrainError, TaskError, task_traceback
+from raytrain.errors import ConfigError, RaytrainError, TaskError, task_traceback
 from raytrain.task import Loss, Task
 
 
@@ -41,21 +41,39 @@ def as_sum(value: torch.Tensor | Loss | float, rows: int, name: str) -> tuple[to
         TaskError: the value has another form.
     """
     if isinstance(value, Loss):
-        total, weight = _scalar(value.sum), _scalar(value.weight)
+        total, weight = as_scalar(value.sum), as_scalar(value.weight)
         if total is not None and weight is not None:
             return total, weight.detach()
-        got = f"Loss({_describe(value.sum)}, {_describe(value.weight)})"
+        got = f"Loss({describe(value.sum)}, {describe(value.weight)})"
         raise TaskError(f"{name} returned {got}; the sum and the weight of a Loss are numbers or scalar tensors", name)
-    mean = _scalar(value)
+    mean = as_scalar(value)
     if mean is not None:
         return mean * rows, rows
     if isinstance(value, torch.Tensor) and value.shape == (rows,):
         return _at_least_single(value).sum(), rows
     rule = "it returns a tensor of shape [rows], a scalar, or Loss"
-    raise TaskError(f"{name} returned {_describe(value)} for {rows} rows; {rule}", name)
+    raise TaskError(f"{name} returned {describe(value)} for {rows} rows; {rule}", name)
 
 
-def _scalar(value: object) -> torch.Tensor | None:
+def check_loss(task: Task, model: torch.nn.Module, loss: torch.Tensor) -> None:
+    """Checks, before the first backward pass, that there is something for it to do.
+
+    Raises:
+        ConfigError: the loss has no gradient, or the hook has called backward itself.
+    """
+    where, rule = (
+        f"{type(task).__name__}.loss",
+        "raytrain calls backward, sums the gradients of all workers, and steps the optimizer",
+    )
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        fix = "return the loss, and call neither backward() nor an optimizer; one loss may serve several optimizers"
+        raise ConfigError(where, "called backward() itself", rule, fix)
+    if not loss.requires_grad:
+        value = "a value that depends on no parameter that is trained"
+        raise ConfigError(where, value, rule, "return the loss of the model's output, without detach() or torch.no_grad()")
+
+
+def as_scalar(value: object) -> torch.Tensor | None:
     """A number or scalar tensor as a tensor of shape []; None for anything else."""
     if isinstance(value, float | int | np.number | np.bool_):
         return torch.tensor(float(value), dtype=torch.float64)
@@ -67,7 +85,7 @@ def _at_least_single(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 

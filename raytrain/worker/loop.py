@@ -25,6 +25,7 @@ from raytrain.worker.context import WorkerContext
 from raytrain.worker.group import Group, PeerLost, process_group, serve_store
 from raytrain.worker.heartbeat import SignalWatcher
 from raytrain.worker.hooks import user_code
+from raytrain.worker.rehearsal import rehearse
 from raytrain.worker.state import TrainState, broadcast_state, build_state, restore_newest
 from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
 from raytrain.worker.telemetry import PauseTimer
@@ -63,6 +64,7 @@ class TrainingLoop:
         context.telemetry.emit(bitwise.worker_environment(context.worker, context.device))
         state = build_state(context.spec, context.device)
         warm_up(context.spec, state, context.device)
+        rehearse(context, state)
         store = serve_store(context.host)
         while not is_over:
             context.heartbeat.leave_generation()

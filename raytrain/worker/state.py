@@ -27,6 +27,7 @@ from raytrain.worker.buffers import buffer_places, is_persistent, read, write
 from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group, PeerLost
 from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, seed_everything, user_code
+from raytrain.worker.lr_schedule import LRSchedule, build_lr_schedule
 from raytrain.worker.model import (
     Ema,
     check_model,
@@ -38,6 +39,7 @@ from raytrain.worker.model import (
     set_trained,
     trained_names,
 )
+from raytrain.worker.optimizers import build_optimizer
 
 
 class StateMismatch(RaytrainError):
@@ -63,7 +65,7 @@ class TrainState:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    schedule: LRSchedule | None
     step: int = NO_STATE
     evaluation: EvaluationState = field(default_factory=EvaluationState)
     exponents: list[int] = field(default_factory=list)
@@ -91,6 +93,11 @@ class TrainState:
         for parameter in self.model.parameters():
             parameter.grad = None
 
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler of `schedule`, or None."""
+        return self.schedule.scheduler if self.schedule else None
+
     def snapshot(self) -> Snapshot:
         places = buffer_places(self.model)
         extra = {
@@ -105,6 +112,8 @@ class TrainState:
     def load_checkpoint(self, files: Mapping[str, bytes], keeps_settings: bool = False) -> None:
         """Loads a checkpoint; see `checkpoint.state.restore`, also for the errors."""
         self._set(restore(files, self.model, self.optimizer, self.scheduler, keeps_settings), keeps_settings)
+        if keeps_settings and self.schedule:
+            self.schedule.advance_to(self.step)
 
     def load_bytes(self, data: bytes) -> None:
         """Loads the state that a peer has sent."""
@@ -159,14 +168,16 @@ def build_state(spec: RunSpec, device: torch.device) -> TrainState:
     materialize(model, lambda: Sample(spec, device).run_pass(model))
     check_model(model, f"{type(task).__name__}.model")
     with user_code("optimizer"):
-        optimizer = task.optimizer(model)
-    _check_type("optimizer", optimizer, torch.optim.Optimizer)
+        returned = task.optimizer(model)
+    optimizer = build_optimizer(f"{type(task).__name__}.optimizer", returned)
     left_out = check_optimizer(model, optimizer)
     with user_code("scheduler"):
         scheduler = task.scheduler(optimizer, spec.num_steps)
+    where, per_epoch = f"{type(task).__name__}.scheduler", spec.plan.steps_per_epoch
+    schedule = build_lr_schedule(where, scheduler, optimizer, config, per_epoch, spec.eval_names)
     exponents = [UNKNOWN] * len(list(model.parameters())) if config.exactness == "bitwise" else []
     ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
-    state = TrainState(model, optimizer, scheduler, exponents=exponents, ema=ema)
+    state = TrainState(model, optimizer, schedule, exponents=exponents, ema=ema)
     if left_out:
         state.notes.append(f"the optimizer does not have {_some(left_out)}, which have gradients")
     if names := kept_in_eval_mode(model, modes_of(model)):

@@ -24,7 +24,7 @@ from raytrain.worker.buffers import BufferReducer, WriteGuard, find_written, unc
 from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.heartbeat import HeartbeatSender
-from raytrain.worker.hooks import as_sum, autocast, on_device, seed_everything, user_code
+from raytrain.worker.hooks import as_sum, autocast, check_loss, on_device, seed_everything, user_code
 from raytrain.worker.model import check_gradients, check_parameter_groups, first_not_finite
 from raytrain.worker.reducers import IN_LOSS, build_reducer
 from raytrain.worker.state import Sample, TrainState
@@ -222,12 +222,13 @@ class TrainStep:
             seed_everything(config.seed, state.step + 1, config.num_logical)  # after those of the logical workers
             with user_code(f"optimizer at step {state.step} on rank {self._group.rank}"):
                 state.optimizer.step()
-                if state.scheduler is not None:
-                    state.scheduler.step()
             check_parameter_groups(state.optimizer, self._group_sizes)
             if state.ema is not None:
                 state.ema.update()
             state.last_applied = (state.step + 1, loss_sum / weight if weight else 0.0)
+        if state.schedule is not None:
+            with user_code(f"scheduler at step {state.step} on rank {self._group.rank}"):
+                state.schedule.finish_step(state.step + 1, applied)
         self._reducer.end_step(applied)
         state.step += 1
         self._heartbeat.finish_step(state.step)
@@ -246,6 +247,7 @@ def warm_up(spec: RunSpec, state: TrainState, device: torch.device) -> None:
     state.set_train_mode()
     with unchanged_buffers(state.model):
         loss = sample.run_pass(state.forward)
+        check_loss(spec.task, state.model, loss)
         with user_code("the backward pass in the warm-up"), deterministic_kernels_only():
             loss.backward()  # type: ignore[no-untyped-call]
     check_gradients(state.model, config.clip_norm is not None, config.exactness == "bitwise")

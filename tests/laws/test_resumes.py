@@ -68,6 +68,9 @@ def test_r16_a_stop_during_an_evaluation_saves_the_step_and_a_resume_evaluates(t
     first = LocalRun(SlowEvaluation(begun=str(begun)), config, tmp_path, Plot(2))
 
     def stop() -> None:
+        while not first.num_finished:
+            time.sleep(0.01)
+        begun.unlink(missing_ok=True)  # a worker evaluates some rows before its first step
         while not begun.exists():
             time.sleep(0.01)
         first.stop()

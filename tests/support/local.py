@@ -82,6 +82,7 @@ class LocalRun:
     limit_s: float = 120.0
     fired: list[Kill] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
+    _finished: int = 0
 
     def run(self) -> dict[int, StepRecord]:
         """The committed steps. Raises what a worker raised; AssertionError for a kill that did not fire."""
@@ -112,6 +113,11 @@ class LocalRun:
     @property
     def run_dir(self) -> RunDir:
         return self._dir
+
+    @property
+    def num_finished(self) -> int:
+        """Steps of which the log knows."""
+        return self._finished
 
     def stop(self) -> None:
         with self._lock:

@@ -74,6 +74,28 @@ class WithTokenWeights(Regression):
         return raytrain.Loss((each * batch["length"]).sum(), batch["length"].sum())
 
 
+class WithPlateau(WithDropout):
+    """A schedule that depends on evaluations; two optimizers."""
+
+    def optimizer(self, model: Any) -> Any:
+        first, last = model[0].parameters(), model[3].parameters()
+        return [torch.optim.AdamW(first, lr=self.lr / 10), torch.optim.SGD(last, lr=self.lr, momentum=0.9)]
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05)
+
+
+class BrokenMetric(Regression):
+    """Its evaluation fails on the rank that has the last rows, once a weight is larger than `limit`."""
+
+    limit: float = 0.0
+
+    def metrics(self, model: Any, batch: Any) -> dict[str, Any]:
+        if int(batch["row"].max()) == NUM_ROWS + NUM_VALID - 1 and float(model[0].weight.abs().max()) > self.limit:
+            raise ValueError("no such class")
+        return {"rows": raytrain.Sum(len(batch["row"]))}
+
+
 class AugmentedRows:
     """A map-style dataset that changes its rows with numbers from all random generators."""
 

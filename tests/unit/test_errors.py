@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raytrain import errors
-from raytrain.errors import SHOWN_ROWS, FourPartError, PoisonRowsError, RaytrainError, TaskError, differences
+from raytrain.errors import SHOWN_ROWS, FourPartError, PoisonRowsError, RaytrainError, TaskError, UnsavableError, differences
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, RaytrainError)]
 TRACEBACK = "Traceback (most recent call last):\n  File \"job.py\", line 3, in loss\nKeyError: 'label'\n"
@@ -23,6 +23,8 @@ def make(cls: type[RaytrainError]) -> RaytrainError:
         return cls(TRACEBACK, "loss at step 12 on rank 1")
     if issubclass(cls, PoisonRowsError):
         return cls(7, (1, 3), "the worker died: segmentation fault", tuple(range(100)))
+    if issubclass(cls, UnsavableError):
+        return cls("scheduler.factor", "is a builtins.function", "keep it out of state_dict()")
     return cls("something happened")
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from raytrain.checkpoint.saver import Saver
 from raytrain.checkpoint.state import Snapshot, snapshot
 from raytrain.checkpoint.store import CheckpointStore
-from raytrain.errors import CheckpointError
+from raytrain.errors import CheckpointError, UnsavableError
 from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
 from tests.unit.checkpoint.faults import FirstFail, Hang, KillAt, Killed, store_at
 
@@ -126,6 +126,45 @@ def test_r7_a_failed_save_is_reported_and_the_next_one_clears_it(tmp_path: Path)
     assert isinstance(scene.saver.last_error, CheckpointError)
     scene.save(2)
     assert (scene.saver.last_error, scene.steps()) == (None, [2])
+
+
+def test_r16_a_failure_that_repeats_is_told_less_and_less_often(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, FirstFail("write", times=1000))
+    for step in range(1, 40):
+        scene.saver.save(take(step), {}, {})
+        assert scene.saver.wait(30)
+    assert [step for step, _ in scene.failures()] == [1, 2, 4, 8, 16, 32]
+    assert scene.failures()[-1][1].endswith("(32 times)")
+    assert scene.saver.can_retry
+
+
+def test_r7_a_state_that_cannot_be_saved_is_not_worth_another_attempt(tmp_path: Path) -> None:
+    scene, snapshot = Scene(tmp_path), take(1)
+    snapshot.rest["scheduler"] = {"factor": print}
+    scene.saver.save(snapshot, {}, {})
+    assert scene.saver.wait(30)
+    assert isinstance(scene.saver.last_error, UnsavableError)
+    assert not scene.saver.can_retry
+    scene.save(2)
+    assert (scene.saver.last_error, scene.saver.can_retry) == (None, False)
+
+
+def test_r8_metrics_that_are_known_later_count_for_the_best_and_survive(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for step, score in enumerate([0.9, 0.1, 0.5, 0.4, 0.3], start=1):
+        scene.saver.save(take(step), {}, {"seed": 1})
+        scene.saver.set_metrics(step, {"valid/loss": score})
+        scene.saver.set_metrics(step, {"valid/loss": -1.0})
+    assert scene.saver.wait(30)
+    assert scene.steps() == [2, 4, 5]
+    found = scene.store.list()
+    assert [checkpoint.manifest.metrics for checkpoint in found] == [{"valid/loss": score} for score in (0.1, 0.4, 0.3)]
+    assert found[0].manifest.run == {"seed": 1}
+    newest = scene.store.newest_verified()
+    assert newest is not None
+    assert newest.step == 5
+    scene.saver.set_metrics(99, {"valid/loss": 0.0})
+    assert (scene.saver.wait(30), scene.failures()) == (True, [])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError()])

@@ -75,6 +75,8 @@ def test_axes_count_over_the_whole_life_of_a_trial() -> None:
         *(([evaluated(10), failed(10)], [(10, "")]), ([evaluated(10), evaluated(20)], [(10, "")])),
         *(([evaluated(10), ENDED], [(10, "")]), ([evaluated(20), saved(10)], []), ([evaluated(20), failed(10)], [])),
         ([evaluated(10), saved(10), evaluated(20), saved(20), restored(10), evaluated(14)], [(14, "step-10")]),
+        *(([saved(10), evaluated(10)], [(10, "step-10")]), ([failed(10), evaluated(10)], [(10, "")])),
+        ([saved(10), restored(10), evaluated(10)], [(10, "step-10")]),
         ([evaluated(10), restored(10), evaluated(20), saved(20)], [(10, "step-10"), (20, "step-20")]),
     ],
 )

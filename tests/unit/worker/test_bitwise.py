@@ -33,6 +33,7 @@ from raytrain.worker.bitwise import (
     whole_digest,
     worker_environment,
 )
+from raytrain.worker.lr_schedule import LRSchedule
 from raytrain.worker.state import TrainState
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -229,7 +230,7 @@ def made(kind: str = "adamw", seed: int = 0) -> TrainState:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = OPTIMIZERS[kind](model.parameters())
-    return TrainState(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10), step=0)
+    return TrainState(model, optimizer, LRSchedule(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)), step=0)
 
 
 def trained(kind: str = "adamw", steps: int = 3) -> TrainState:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raytrain.config import RunConfig
-from raytrain.errors import CheckpointError, StorageError
+from raytrain.errors import CheckpointError, ConfigError, StorageError, TaskError
 from raytrain.events.kinds import EvaluationDone, StateDigest
 from raytrain.rendezvous.health import SAVING, WAITING
 from raytrain.rendezvous.state import Signals
@@ -46,6 +46,7 @@ class Saver:
 
     def __init__(self, num_failures: int = 0) -> None:
         self.saved: list[tuple[int, dict[str, float]]] = []
+        self.with_metrics: list[int] = []
         self.newest_step: int | None = None
         self.idle = True
         self.last_error: OSError | None = None
@@ -56,6 +57,14 @@ class Saver:
         self.saved.append((snapshot, dict(metrics)))
         self._left -= 1
         self.last_error = OSError("disk full") if self._left >= 0 else None
+
+    def set_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        self.with_metrics.append(step)
+        self.saved = [(saved, dict(metrics) if saved == step else old) for saved, old in self.saved]
+
+    @property
+    def can_retry(self) -> bool:
+        return self.last_error is not None
 
     @property
     def steps(self) -> list[int]:
@@ -138,6 +147,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_r8_checkpoints_are_saved_when_due_and_when_the_score_is_the_best(scene: Scene) -> None:
     scene.at(0, 1, 5, 7, 10, 15, 50, 100)
     assert scene.saver.steps == [5, 10, 50, 100]
+    assert scene.saver.with_metrics == [50, 100], "those that were saved before their evaluation"
     assert scene.saver.saved[2][1] == {"valid/loss": 0.6}
     evaluations = [(event.step, event.is_best) for event in scene.events if isinstance(event, EvaluationDone)]
     assert evaluations == [(5, True), (10, True), (15, False), (50, False), (100, False)]
@@ -167,6 +177,7 @@ def test_r8_r7_a_new_leader_saves_the_best_checkpoint_if_the_old_one_did_not(
         scene.store.error = StorageError("run/checkpoints", OSError(5, "I/O error"), "can be read", "check the storage")
     scene.at(5)
     assert scene.saver.saved == [(step, {"valid/loss": 0.9}) for step in saved]
+    assert scene.saver.with_metrics == ([] if saved else [5]), "it may have been saved before the evaluation"
     assert scene.num_evaluations == 1
 
 
@@ -198,7 +209,48 @@ def test_r16_an_interrupted_evaluation_is_repeated_later(pending: Signals, scene
     scene.store.steps, scene.store.metrics = scene.saver.steps, {}
     scene.watcher.signals, scene.saver = Signals(), Saver()
     assert scene.at(5) == Signals()
-    assert scene.saver.saved == [(5, {"valid/loss": 0.9})], "it is the best one, and now its metrics are known"
+    if scene.store.steps:
+        assert (scene.saver.steps, scene.saver.with_metrics) == ([], [5]), "now its metrics are known"
+    else:
+        assert scene.saver.saved == [(5, {"valid/loss": 0.9})], "it is the best one"
+
+
+class FailsToEvaluate(Scene):
+    """Its evaluations raise, as after a mistake in `metrics`; they note what was submitted to the saver by then."""
+
+    def evaluate(self, *_: Any) -> dict[str, float]:
+        self.saved_before = self.saver.steps
+        raise TaskError("KeyError: 'label'", "metrics in evaluation")
+
+
+def test_r7_a_checkpoint_is_saved_before_an_evaluation_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = FailsToEvaluate()
+    monkeypatch.setattr(module, "evaluate", scene.evaluate)
+    with pytest.raises(TaskError, match="label"):
+        scene.at(50)
+    assert scene.saved_before == [50]
+    assert scene.context.heartbeat.activities[-1] == WAITING  # type: ignore[attr-defined]
+    scene.saver = Saver(num_failures=1)
+    with pytest.raises(TaskError, match="label"):
+        scene.at(50)
+    assert scene.saver.last_error, "a checkpoint that failed does not hide the error"
+
+
+class Odd(torch.optim.SGD):
+    """Has a state that cannot be saved, from its first step on."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.state[self.param_groups[0]["params"][0]]["helper"] = object()
+
+
+def test_r9_what_cannot_be_saved_after_the_first_step_is_named_at_once(scene: Scene) -> None:
+    scene.spec.task = None
+    scene.state.optimizer = Odd(scene.state.model.parameters(), lr=0.1)
+    boundary = scene.boundary()
+    scene.at(0, boundary=boundary)
+    scene.state.optimizer.step()
+    with pytest.raises(ConfigError, match=r"optimizer.state\.0\.helper is a builtins.object"):
+        scene.at(1, boundary=boundary)
 
 
 @pytest.mark.parametrize(("step", "pending"), [(5, Signals(regroup=True)), (100, STOP)])
