@@ -76,7 +76,9 @@ def _evaluate(context: WorkerContext, model: torch.nn.Module, source: str) -> li
     if scalars_in(tallies):
         _check_means(context, scorer, source)
     with contextlib.suppress(TaskError):  # so few rows may be too few
-        return [f"{source}/{name}" for name in values_of(context.spec.task, tallies, scorer.objects)]
+        kinds = ["", "ema/"] if context.spec.config.ema_decay is not None else [""]
+        values = values_of(context.spec.task, tallies, scorer.objects)
+        return [f"{source}/{kind}{name}" for kind in kinds for name in values]
     return []
 
 

@@ -180,4 +180,5 @@ def test_r8_a_metric_that_is_not_evaluated_decides_nothing(kind: Any, best: str,
     with pytest.raises(ConfigError, match=text):
         rehearsed(kind, best=best)
     rehearsed(Regression, best="min:valid/mae")
+    rehearsed(Regression, best="min:valid/ema/mae", ema_decay=0.9)
     assert math.isfinite(build_state(spec_of(Regression()), CPU).learning_rate)
