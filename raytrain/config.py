@@ -156,19 +156,22 @@ class RunConfig(Settings):
     """Steps in a row that are skipped because loss or gradient is not finite, after which the run fails. A run of which no
     step was applied fails at its end."""
     max_failures: int = Field(default=8, ge=0)
-    """Consecutive worker failures, without a completed step in between, after which the run fails."""
+    """Failures in a row, without a finished step in between, that the run survives; losses at one moment are one failure."""
     start_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds to wait at the start for the resources of the smallest number of workers."""
     wait_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for which too few workers wait for new ones, with the state in memory, before they save it and stop."""
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds without a heartbeat after which a worker is considered dead and killed."""
+    """Seconds without a sign of life, from a worker or its process, after which it is considered dead and killed."""
     hang_timeout_s: float = Field(default=25.0, gt=0)
-    """Seconds that one call of the task's code may take, after a worker's first step, before the worker is killed."""
+    """Seconds that one call of the task's code may take before the worker is killed; slow_timeout_s for its first call with
+    tensors of some shapes, which may compile."""
     slow_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for slow operations: starting a worker, its first pass (compilation), reading data."""
+    """Seconds for slow operations: starting a worker, a first pass (compilation), reading the data of a step, handing over
+    the state, saving; and without progress while a checkpoint is restored."""
     collective_timeout_s: float = Field(default=20.0, gt=0)
-    """Seconds that a worker waits for its peers in a step before it re-forms the group; doubled after a false alarm."""
+    """Seconds for which all workers may wait for each other at once, so that nothing explains it, before they re-form their
+    group; doubled each time in a row. A worker that is busy is waited for."""
     stop_grace_s: float = Field(default=2.5, gt=0)
     """Seconds to finish the step and save it after Ctrl-C or SIGTERM."""
     audit: bool = False

@@ -66,6 +66,7 @@ IMPORTED_ONCE: dict[str, str] = {
     "launch/resume.py": "a part of the driver's story: does the run begin or go on?",
     "report/audit.py": "a proof each, without torch and Ray: rows,",
     "report/comparison.py": "and two runs",
+    "worker/connections.py": "sockets of the operating system; `group` knows what they are for",
     "worker/entry.py": "connects the loop to Ray; tests run the loop without it",
     "worker/loop.py": "the story; everything below it is a chapter:",
     "worker/boundary.py": "what is due between steps,",

@@ -44,12 +44,17 @@ class CheckpointStore:
         run_dir: the run's directory.
         sleep: sleeps for a number of seconds between two attempts.
         clock: Unix time in seconds.
+        on_block: called after each block of a file that was read.
     """
 
     def __init__(
-        self, run_dir: RunDir, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time
+        self,
+        run_dir: RunDir,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+        on_block: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dir, self._fs, self._clock = run_dir, run_dir.filesystem, clock
+        self._dir, self._fs, self._clock, self._on_block = run_dir, run_dir.filesystem, clock, on_block
         self._retry = Retrying(
             retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(ATTEMPTS),
@@ -274,6 +279,7 @@ class CheckpointStore:
     def _blocks(self, path: str) -> Iterator[bytes]:
         with self._fs.open_input_stream(path) as stream:
             while block := stream.read(BLOCK_BYTES):
+                self._on_block()
                 yield block
 
     def _infos(self, path: str) -> Sequence[Any]:

@@ -67,7 +67,7 @@ class GenerationFormed(Event):
     step: int
     members: list[Member]
     cause: str
-    """"start", "loss", "join" or "drain"."""
+    """"start", "loss", "join", "drain", or "retry": the same workers, since a collective failed and nobody was lost."""
     pause_s: float = 0.0
     """Seconds since the leader's last finished step; 0 for the first generation. The next three fields are parts of it."""
     redone_s: float = 0.0

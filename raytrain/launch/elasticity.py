@@ -144,7 +144,9 @@ def _controller_config(config: RunConfig, rendezvous: Any, writer: Any, lease: R
 
 
 def _timeouts(config: RunConfig) -> HealthTimeouts:
-    return HealthTimeouts(config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s)
+    return HealthTimeouts(
+        config.heartbeat_timeout_s, config.hang_timeout_s, config.slow_timeout_s, config.collective_timeout_s
+    )
 
 
 def _actor(kind: type, *arguments: Any) -> Any:

@@ -11,23 +11,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import ray.train  # the handles of workers need it, and the first one should not wait for it
-from ray.exceptions import GetTimeoutError, RayActorError
 
-from raytrain.rendezvous.health import HealthMonitor, HealthTimeouts, Heartbeat, HeartbeatReply
+from raytrain.rendezvous.health import Address, HealthMonitor, HealthTimeouts, Heartbeat, HeartbeatReply
+from raytrain.rendezvous.probe import LivenessProbe, store_answers
 from raytrain.rendezvous.state import EMPTY_GENERATION, Generation, JoinRequest, Rendezvous, Signals
 
 CHECK_EVERY_S = 0.5
 WATCH_S = 10.0
 FORM_EVERY_S = 0.02
-FIRST_PROBE_S, MAX_PROBE_S = 0.02, 0.5
-PROBE_S_PER_WORKER = 0.0005
-"""Pause per probed worker: a thousand of them are probed twice a second at most."""
-PROBE_TIMEOUT_S = 0.5
 
 Reply = tuple[bool, Generation | None]
 """Whether a join request is to be answered now, and with what."""
@@ -42,12 +38,18 @@ class RendezvousStatus:
         drained: workers that left as they were asked to.
         members: of the latest generation, in the order of ranks.
         step: the most finished steps that any worker has reported.
+        generation: number of the latest generation.
+        lost_in: the generations in which members were lost; those of one generation were lost together.
+        started_at: Unix time of the start of its process in seconds; a restarted one does not know which workers are gone.
     """
 
     evicted: dict[str, str]
     drained: frozenset[str]
     members: tuple[str, ...]
     step: int
+    generation: int = 0
+    lost_in: dict[str, int] = field(default_factory=dict)
+    started_at: float = 0.0
 
 
 class RendezvousActor:
@@ -64,6 +66,12 @@ class RendezvousActor:
         self._handles: dict[str, Any] = {}
         self._evicted: dict[str, str] = {}
         self._drained: set[str] = set()
+        self._gone: set[str] = set()
+        """Workers that the controller has given up; one that comes back was replaced, and may exit."""
+        self._lost_in: dict[str, int] = {}
+        self._started_at = time.time()
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        """Silent workers, and the calls that ask their stores for a sign of life."""
         self._barrier = JoinBarrier(self._form, self._reply)
         self._probe = LivenessProbe(lambda: self._state.to_probe, self._handles, self._report_lost)
         self._health_check: asyncio.Task[None] | None = None
@@ -80,9 +88,9 @@ class RendezvousActor:
     async def heartbeat(self, heartbeat: Heartbeat, handle: Any = None) -> HeartbeatReply:
         """Takes a heartbeat; its generation may come without members once they are known."""
         if self._health_check is None or self._health_check.done():
-            self._health_check = asyncio.create_task(self._evict_unhealthy())
+            self._health_check = asyncio.create_task(self._check_health())
         self._state.max_step = max(self._state.max_step, heartbeat.step)
-        if heartbeat.worker not in self._evicted and heartbeat.worker not in self._drained:
+        if not self._is_gone(heartbeat.worker) and heartbeat.worker not in self._drained:
             self._health.record(heartbeat, time.monotonic())
         if handle is not None:
             self._handles[heartbeat.worker] = handle
@@ -94,11 +102,14 @@ class RendezvousActor:
             if not heartbeat.generation.members:
                 return HeartbeatReply(False, is_known=False)
             self._recover(heartbeat.generation)
-        is_broken = self._state.is_broken if number == self._state.generation.number else self._is_open
-        return HeartbeatReply(is_broken, is_known)
+        if number == self._state.generation.number:
+            is_left_behind = heartbeat.worker in self._state.overdue(time.monotonic(), self._health.timeouts.heartbeat_s)
+            return HeartbeatReply(self._state.is_broken or is_left_behind, is_known)
+        return HeartbeatReply(self._is_open, is_known)
 
     async def report_lost(self, worker: str) -> None:
-        """The process of `worker` is gone."""
+        """The process of `worker` is gone, or has been killed by the controller."""
+        self._gone.add(worker)
         self._report_lost(worker)
 
     async def drain(self, worker: str) -> bool:
@@ -110,11 +121,13 @@ class RendezvousActor:
         return must_wait
 
     async def join(self, request: JoinRequest, handle: Any) -> Generation | None:
-        """Blocks until a generation with this worker forms; None when it may exit: the run is over, or it has drained.
+        """Blocks until a generation with this worker forms; None when it may exit: the run is over, or goes on without it.
 
         Returns EMPTY_GENERATION if the worker was declared dead while it waited. Nobody joins again in its name, since the
         call of a worker that is really dead waits here like any other.
         """
+        if self._is_gone(request.worker):
+            return None  # it was cut off, and comes back although it was killed: it has been replaced
         self._handles[request.worker] = handle
         self._state.join(request, time.monotonic())
         self._probe.start()
@@ -128,8 +141,16 @@ class RendezvousActor:
         return signals
 
     async def status(self) -> RendezvousStatus:
-        members = tuple(member.worker for member in self._state.generation.members)
-        return RendezvousStatus(dict(self._evicted), frozenset(self._drained), members, self._state.max_step)
+        generation = self._state.generation
+        return RendezvousStatus(
+            evicted=dict(self._evicted),
+            drained=frozenset(self._drained),
+            members=tuple(member.worker for member in generation.members),
+            step=self._state.max_step,
+            generation=generation.number,
+            lost_in=dict(self._lost_in),
+            started_at=self._started_at,
+        )
 
     async def stop(self) -> None:
         """Asks the members to stop at the next step boundary."""
@@ -145,6 +166,9 @@ class RendezvousActor:
         """The run is over: all workers that wait may exit."""
         self._state.closed = True
         self._barrier.notify()
+
+    def _is_gone(self, worker: str) -> bool:
+        return worker in self._evicted or worker in self._gone
 
     @property
     def _is_open(self) -> bool:
@@ -179,21 +203,37 @@ class RendezvousActor:
             self._health.expect(member.worker, time.monotonic(), is_starting=False)
 
     def _report_lost(self, worker: str) -> None:
+        if worker in self._state.alive:
+            self._lost_in[worker] = self._state.generation.number
         self._state.report_lost(worker, time.monotonic())
         self._health.forget(worker)
         self._barrier.notify()
 
-    async def _evict_unhealthy(self) -> None:
-        """Evicts workers that are silent or stuck."""
+    async def _check_health(self) -> None:
+        """Evicts workers that are silent or stuck, and breaks a generation whose members all wait for each other."""
+        heartbeat_s = self._health.timeouts.heartbeat_s
         while not self._state.closed:
             await asyncio.sleep(CHECK_EVERY_S)
             now = time.monotonic()
-            overdue = self._state.overdue(now, self._health.timeouts.heartbeat_s)
-            for worker, reason in self._health.unhealthy(now, overdue).items():
-                self._evicted[worker] = reason
-                if worker in self._handles:
-                    ray.kill(self._handles[worker])  # the controller reads it in the status and replaces the worker
-                self._report_lost(worker)
+            for worker, store in self._health.silent(now).items():
+                if worker not in self._asked:
+                    self._asked[worker] = asyncio.create_task(self._ask(worker, store))
+            overdue, generation = self._state.overdue(now, 2 * heartbeat_s), self._state.generation
+            for worker, reason in self._health.unhealthy(now, overdue, generation).items():
+                self._evict(worker, reason)
+            if self._health.is_stalled(generation, now):
+                self._state.stall(now)
+
+    async def _ask(self, worker: str, store: Address) -> None:
+        if await store_answers(worker, store, self._health.timeouts.heartbeat_s / 2):
+            self._health.record_answer(worker, time.monotonic())
+        del self._asked[worker]
+
+    def _evict(self, worker: str, reason: str) -> None:
+        self._evicted[worker] = reason
+        if worker in self._handles:
+            ray.kill(self._handles[worker])  # the controller reads it in the status and replaces the worker
+        self._report_lost(worker)
 
 
 class JoinBarrier:
@@ -267,59 +307,6 @@ class JoinBarrier:
             if not call.done():
                 call.set_exception(failure)
         self._calls.clear()
-
-
-class LivenessProbe:
-    """Finds dead workers by calls to their processes while somebody waits: often after an arrival, then less often.
-
-    Args:
-        to_probe: names the workers whose death matters now; none once nobody waits.
-        handles: of Ray Train workers, by name; others are not probed.
-        report_lost: called with each dead worker.
-    """
-
-    def __init__(
-        self, to_probe: Callable[[], list[str]], handles: dict[str, Any], report_lost: Callable[[str], None]
-    ) -> None:
-        self._to_probe, self._handles, self._report_lost = to_probe, handles, report_lost
-        self._arrived = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """A worker has arrived, perhaps because it has lost a peer: probes soon."""
-        self._arrived.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        pause_s = FIRST_PROBE_S
-        while workers := self._to_probe():
-            known = [worker for worker in workers if worker in self._handles]
-            alive = await asyncio.gather(*(is_alive(self._handles[worker]) for worker in known))
-            for worker, lives in zip(known, alive, strict=True):
-                if not lives:
-                    self._report_lost(worker)
-            pause_s = FIRST_PROBE_S if self._arrived.is_set() else min(2 * pause_s, MAX_PROBE_S)
-            self._arrived.clear()
-            min_s = PROBE_S_PER_WORKER * len(known)
-            await asyncio.sleep(min_s)
-            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), max(0.0, pause_s - min_s))
-
-
-async def is_alive(handle: Any) -> bool:
-    """Whether the process of a Ray Train worker lives.
-
-    A worker that Ray calls unavailable (for seconds, after its node died) counts as dead at once: that is safe, since it
-    joins again as a newcomer if it comes back.
-    """
-    try:
-        await asyncio.wait_for(handle.execute.remote(int), PROBE_TIMEOUT_S)
-    except RayActorError:
-        return False
-    except (asyncio.TimeoutError, TimeoutError, GetTimeoutError):
-        return True  # busy, not dead
-    return True
 
 
 def _answer(call: asyncio.Future[Generation | None], generation: Generation | None) -> None:

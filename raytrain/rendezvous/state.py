@@ -52,11 +52,11 @@ class Generation:
     number: int
     members: tuple[JoinRequest, ...]
     cause: str
-    """"start", "loss", "join" or "drain"."""
+    """"start", "loss", "join", "drain", or "retry": the same members again, since a collective failed or never ended."""
     waited_s: float = 0.0
     """Seconds for which fewer than `min_workers` were waiting."""
     timeout_factor: int = 1
-    """Multiplies the timeout of collectives; doubles when a group broke although everybody was alive."""
+    """Multiplies the time for which all members may wait for each other; doubles with each "retry" in a row."""
     max_step: int = NO_STATE
     """The most finished steps that any worker has reported; more than the members have if all who had them are lost."""
 
@@ -151,6 +151,8 @@ class Rendezvous:
     """Whether the generation has lost a member."""
     has_drained: bool = False
     """Whether a member of the generation has drained."""
+    stalled_at: float | None = None
+    """When it was found that all members of the generation wait for each other, for too long."""
     stop_requested: bool = False
     closed: bool = False
     short_since: float | None = None
@@ -186,6 +188,10 @@ class Rendezvous:
         self.draining.discard(worker)
         self._remove(worker)
 
+    def stall(self, now: float) -> None:
+        """All members of the generation wait for each other, for too long: they should join again."""
+        self.stalled_at = now if self.stalled_at is None else self.stalled_at
+
     def drain(self, worker: str) -> bool:
         """Asks `worker` to leave at its next step boundary; returns whether it has state, so that it must be waited for."""
         request, _ = self.waiting.get(worker, (None, 0.0))
@@ -215,7 +221,7 @@ class Rendezvous:
     def recover(self, generation: Generation) -> None:
         """Takes over a generation that trains, after a restart of the rendezvous; ignores an older one."""
         if generation.number > self.generation.number:
-            self.generation = generation
+            self.generation, self.stalled_at = generation, None
             self.alive = {member.worker for member in generation.members} - self.lost
             self.has_lost |= len(self.alive) < len(generation.members)
 
@@ -225,8 +231,9 @@ class Rendezvous:
         return len(self.alive) <= len(self.waiting) and self.alive <= self.waiting.keys()
 
     def overdue(self, now: float, after_s: float) -> frozenset[str]:
-        """Living members that have not joined `after_s` seconds after the first other member did."""
+        """Living members that have not joined `after_s` seconds after the first other member did, or after they stalled."""
         arrivals = [self.waiting[worker][1] for worker in self.alive & self.waiting.keys()]
+        arrivals += [] if self.stalled_at is None else [self.stalled_at]
         return frozenset(self.alive - self.waiting.keys() if arrivals and now - min(arrivals) >= after_s else ())
 
     @property
@@ -240,8 +247,8 @@ class Rendezvous:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the latest generation has lost a member."""
-        return len(self.alive) < len(self.generation.members)
+        """Whether the latest generation has lost a member, or gets on no more."""
+        return len(self.alive) < len(self.generation.members) or self.stalled_at is not None
 
     def signals(self, now: float) -> Signals:
         """What the members should do after their step."""
@@ -284,7 +291,7 @@ class Rendezvous:
         for member in members:
             self.backoff.record_admission(member.worker, member.node_id, now)
             del self.waiting[member.worker]
-        self.has_lost, self.has_drained, self.short_since = False, False, None
+        self.has_lost, self.has_drained, self.short_since, self.stalled_at = False, False, None, None
         return self.generation
 
     def _admissible(self, now: float) -> list[tuple[JoinRequest, float]]:
@@ -306,9 +313,9 @@ class Rendezvous:
         if not self.generation.number:
             return "start"
         has_newcomers = any(member.worker not in self.alive for member in members)
-        if self.has_lost or not (has_newcomers or self.has_drained):
-            return "loss"
-        return "drain" if self.has_drained else "join"
+        if self.has_lost or self.has_drained:
+            return "loss" if self.has_lost else "drain"
+        return "join" if has_newcomers else "retry"
 
     def _remove(self, worker: str) -> None:
         self.starting.discard(worker)

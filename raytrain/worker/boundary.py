@@ -99,8 +99,8 @@ class StepBoundary:
 
     def _wait_for_saver(self, state: TrainState, retry_s: float) -> None:
         deadline = time.monotonic() + retry_s
-        self._context.heartbeat.set_activity(WAITING)
         while True:
+            self._context.heartbeat.set_activity(WAITING)
             is_saving = self._group.is_leader and self._is_saving(state, deadline)
             if not self._group.all_reduce(torch.tensor([float(is_saving)], device=self._group.device)).item():
                 break

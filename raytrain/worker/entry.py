@@ -90,12 +90,14 @@ def _build_context(connections: Connections, spec: RunSpec, host: str) -> Worker
 
     serial = connections.first_worker + ray.train.get_context().get_world_rank()
     rendezvous, name = RayRendezvousClient(connections.rendezvous), f"w{serial}"
+    heartbeat = HeartbeatSender(rendezvous, name, spec.config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
+    run_dir = RunDir.at(spec.config.storage, spec.config.name)
     return WorkerContext(
         spec=spec,
         rendezvous=rendezvous,
-        store=CheckpointStore(RunDir.at(spec.config.storage, spec.config.name)),
+        store=CheckpointStore(run_dir, on_block=heartbeat.note_progress),  # it reads only to restore, in the training thread
         telemetry=Telemetry(_sender(connections.writer)),
-        heartbeat=HeartbeatSender(rendezvous, name, spec.config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT),
+        heartbeat=heartbeat,
         worker=name,
         host=host,
         node_id=ray.get_runtime_context().get_node_id(),

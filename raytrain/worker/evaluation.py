@@ -14,7 +14,8 @@ from raytrain.rendezvous.health import READING, WAITING
 from raytrain.rendezvous.state import Signals
 from raytrain.worker.context import WorkerContext
 from raytrain.worker.group import Group
-from raytrain.worker.hooks import user_code
+from raytrain.worker.heartbeat import HeartbeatSender
+from raytrain.worker.hooks import shapes_of, user_code
 from raytrain.worker.means import check_means
 from raytrain.worker.metrics import Tallies, add_all, scalars_in, values_of
 from raytrain.worker.scoring import Scorer, copied, evaluation_mode
@@ -70,8 +71,7 @@ def evaluate(
                 context.heartbeat.set_activity(READING)
                 with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
                     batches = loader.step(step)
-                context.heartbeat.set_activity(IN_EVALUATION)
-                _score(scorer, step, batches, tallies)
+                _score(context.heartbeat, scorer, step, batches, tallies)
             except (TaskError, FourPartError) as error:
                 failure = error
     context.heartbeat.set_activity(WAITING)
@@ -91,10 +91,17 @@ def evaluate(
     return {f"{name}/{key}": value for key, value in values.items()}
 
 
-def _score(scorer: Scorer, step: int, batches: Mapping[int, Sequence[MicroBatch]], tallies: dict[int, Tallies]) -> None:
+def _score(
+    heartbeat: HeartbeatSender,
+    scorer: Scorer,
+    step: int,
+    batches: Mapping[int, Sequence[MicroBatch]],
+    tallies: dict[int, Tallies],
+) -> None:
     """Adds the micro-batches of one step. The first one of all is the one whose scalars are checked, on whichever rank."""
     for logical, micros in batches.items():
         for number, micro in enumerate(micros):
+            heartbeat.set_activity(IN_EVALUATION, shapes_of(micro.columns))
             is_first = (step, logical, number) == (0, 0, 0)
             columns = copied(micro.columns) if is_first else micro.columns
             more = scorer(columns, len(micro.row_ids), (step, logical, number))

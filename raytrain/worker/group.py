@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from raytrain.errors import RaytrainError
 from raytrain.rendezvous.state import Generation
 from raytrain.worker import network
+from raytrain.worker.connections import Connections
 
 # `torch.distributed.nn` keeps the process group of the moment of its import as a default argument. DDP imports it while a
 # group exists, so it is imported here, while there is none; otherwise the first group's sockets would stay open.
@@ -43,8 +44,10 @@ class PeerLost(RaytrainError):
 class Group:
     """Ranks 0 to size - 1 of a generation; rank 0 is the leader."""
 
-    def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
-        self.generation, self.rank, self.device = generation, rank, device
+    def __init__(
+        self, generation: Generation, rank: int, device: torch.device, connections: Connections | None = None
+    ) -> None:
+        self.generation, self.rank, self.device, self._connections = generation, rank, device, connections
         self.size = len(generation.members)
 
     @property
@@ -80,11 +83,12 @@ class Group:
     def abort(self) -> None:
         """Aborts the collectives in which the training thread waits; called from another thread.
 
-        NCCL only. Gloo cannot be aborted from outside: there the closed connection of a killed peer ends the wait, or the
-        timeout of the collective. Not exercised on several GPUs yet.
+        Gloo has no such call: there the connections to the peers are broken. Not exercised on several GPUs yet.
         """
         if self.device.type == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        elif self._connections is not None:
+            self._connections.shut_down()
 
 
 def serve_store(host: str) -> TCPStore:
@@ -108,6 +112,7 @@ def process_group(
             if rank:
                 host, port = generation.members[0].store
                 store = network.join_store(host, port, FORMING_TIMEOUT_S)
+            connections = Connections()
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore(f"generation-{generation.number}", store),
@@ -116,7 +121,8 @@ def process_group(
                 timeout=timedelta(seconds=min(timeout_s, FORMING_TIMEOUT_S)),
             )
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s * generation.timeout_factor), dist.group.WORLD)
-            yield Group(generation, rank, device)
+            connections.find()
+            yield Group(generation, rank, device, connections)
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()  # closes the sockets, which ends the wait of blocked peers

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ray.exceptions import RayError
 
 from raytrain.rendezvous.client import RendezvousClient
-from raytrain.rendezvous.health import AT_RENDEZVOUS, STARTING, Heartbeat
+from raytrain.rendezvous.health import AT_RENDEZVOUS, STARTING, WAITING, Address, Heartbeat
 from raytrain.rendezvous.state import NO_STATE, Generation, Signals
 from raytrain.worker.group import Group
 
 REPORT_EACH_STEPS = 1000
 """Heartbeats are seconds apart, so lost workers may have been this many steps ahead of what anybody knows."""
+MAX_PLACES = 10_000
+"""Activities, each with the shapes of its tensors, whose usual times are kept."""
 WATCH_PAUSE_S, WATCH_PAUSE_AFTER_SIGNAL_S = 0.05, 0.25
 """Between two calls: the rendezvous replies at once if there is a signal, or if the generation is over."""
 
@@ -40,10 +43,13 @@ class HeartbeatSender:
         self, rendezvous: RendezvousClient, worker: str, every_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rendezvous, self._worker, self._every_s, self._clock = rendezvous, worker, every_s, clock
-        self._activity = (STARTING, clock())
-        self._seen: set[str] = set()
-        self._finished: frozenset[str] = frozenset()
-        """Activities of finished steps."""
+        self._activity = (STARTING, 0, clock())
+        """What the training thread does, the variant of it, and since when."""
+        self._times: dict[tuple[str, int], float] = {}
+        """The most seconds that each activity has taken since the last finished step, by activity and variant."""
+        self._usual: dict[tuple[str, int], float] = {}
+        """The same in the latest finished step that had it; an activity that is not in it may have to compile."""
+        self._store: Address | None = None
         self._step = NO_STATE
         self._generation: Generation | None = None
         self._abort: Callable[[], None] | None = None
@@ -51,10 +57,32 @@ class HeartbeatSender:
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
-    def set_activity(self, activity: str) -> None:
-        """The training thread begins with something."""
-        self._seen.add(activity)
-        self._activity = (activity, self._clock())
+    def serve(self, store: Address) -> None:
+        """This process serves a store, which answers for it while the GIL is held."""
+        self._store = store
+
+    def set_activity(self, activity: str, variant: int = 0) -> None:
+        """The training thread begins with something.
+
+        Args:
+            activity: see `rendezvous.health`.
+            variant: of calls of the task's code, the shapes of their tensors: new ones may be compiled for.
+        """
+        self._keep_time()
+        self._activity = (activity, variant, self._clock())
+
+    def note_progress(self) -> None:
+        """A part of what the training thread is doing is done, such as a block of a checkpoint."""
+        activity, variant, _ = self._activity
+        self._activity = (activity, variant, self._clock())
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The training thread waits for its peers in the midst of something else."""
+        activity, variant, _ = self._activity
+        self.set_activity(WAITING)
+        yield
+        self.set_activity(activity, variant)
 
     def begin_step(self, step: int) -> None:
         """The training thread begins step `step`.
@@ -68,8 +96,11 @@ class HeartbeatSender:
     def finish_step(self, step: int) -> None:
         """The training thread has `step` finished steps."""
         self._step = step
-        if len(self._finished) < len(self._seen):
-            self._finished = frozenset(self._seen)
+        self._keep_time()
+        for place, seconds in self._times.items():
+            if place in self._usual or len(self._usual) < MAX_PLACES:
+                self._usual[place] = seconds
+        self._times.clear()
 
     def enter_generation(self, generation: Generation, abort: Callable[[], None]) -> None:
         """The worker trains in `generation` now; `abort` breaks a collective that waits for a lost peer."""
@@ -80,6 +111,7 @@ class HeartbeatSender:
     def leave_generation(self) -> None:
         self._abort = None
         self.set_activity(AT_RENDEZVOUS)
+        self._times.clear()  # of a step that was not finished: waiting for a lost peer is not usual
 
     def close(self) -> None:
         self._closed.set()
@@ -87,13 +119,19 @@ class HeartbeatSender:
     def send(self) -> None:
         """Sends one heartbeat and acts on the reply."""
         abort = self._abort  # that of the generation which the reply is about
-        activity, since = self._activity
-        is_first = activity not in self._finished
-        heartbeat = Heartbeat(self._worker, self._step, activity, self._clock() - since, is_first, self._generation)
+        activity, variant, since = self._activity
+        usual_s, since_s = self._usual.get((activity, variant)), self._clock() - since
+        heartbeat = Heartbeat(
+            self._worker, self._step, activity, since_s, usual_s is None, self._generation, usual_s or 0.0, self._store
+        )
         is_broken = self._rendezvous.heartbeat(heartbeat)
         if is_broken and abort is not None and abort is self._abort:
             self._abort = None
             abort()
+
+    def _keep_time(self) -> None:
+        activity, variant, since = self._activity
+        self._times[activity, variant] = max(self._times.get((activity, variant), 0.0), self._clock() - since)
 
     def _run(self) -> None:
         while not self._closed.is_set():

@@ -106,6 +106,11 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return Batch({name: column.to(device, non_blocking=True) for name, column in batch.items()}, batch.left_out)
 
 
+def shapes_of(batch: Batch) -> int:
+    """A number for the shapes and types of the batch's tensors; code that is compiled is compiled again for new ones."""
+    return hash(tuple((name, column.shape, column.dtype) for name, column in batch.items()))
+
+
 def seed_everything(*parts: int) -> None:
     """Seeds the generators of torch (all devices), numpy and Python from the numbers `parts`."""
     seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])

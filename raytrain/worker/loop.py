@@ -12,12 +12,14 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from raytrain.checkpoint.saver import Saver
+from raytrain.config import RunConfig
 from raytrain.data.loader import Loader
 from raytrain.errors import WorkersLostError
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import GenerationFormed, Member, OutputLine, StepSkipped
 from raytrain.plan import logical_workers_of
-from raytrain.rendezvous.health import READING, RESTORING, WAITING
+from raytrain.rendezvous.health import HANDING_OVER, READING, RESTORING, WAITING
+from raytrain.rendezvous.probe import WORKER_KEY
 from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
 from raytrain.worker import bitwise
 from raytrain.worker.boundary import StepBoundary
@@ -29,6 +31,12 @@ from raytrain.worker.rehearsal import rehearse
 from raytrain.worker.state import TrainState, broadcast_state, build_state, restore_newest
 from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
 from raytrain.worker.telemetry import PauseTimer
+
+
+def outermost_timeout_s(config: RunConfig) -> float:
+    """How long a collective may take if the rendezvous does not act: by then it has evicted whoever others wait for."""
+    longest_s = max(config.slow_timeout_s, config.hang_timeout_s, config.collective_timeout_s)
+    return longest_s + 3 * config.heartbeat_timeout_s
 
 
 class TrainingLoop:
@@ -43,7 +51,7 @@ class TrainingLoop:
             self._config.best,
             context.telemetry.emit,
             before_write=partial(context.telemetry.flush, durably=True),  # a checkpoint has no steps that the log has not
-            max_stall_s=self._config.collective_timeout_s / 2,  # peers would take a leader that waits longer for lost
+            max_stall_s=self._config.collective_timeout_s / 2,
         )
         self.rank = 0
         """The rank in the latest generation."""
@@ -62,10 +70,12 @@ class TrainingLoop:
         if self._config.exactness == "bitwise":
             bitwise.use_deterministic_algorithms()
         context.telemetry.emit(bitwise.worker_environment(context.worker, context.device))
+        store = serve_store(context.host)
+        store.set(WORKER_KEY, context.worker)
+        context.heartbeat.serve((context.host, store.port))
         state = build_state(context.spec, context.device)
         warm_up(context.spec, state, context.device)
         rehearse(context, state)
-        store = serve_store(context.host)
         while not is_over:
             context.heartbeat.leave_generation()
             generation = context.rendezvous.join(self._join_request(state, store.port, generation))
@@ -73,7 +83,7 @@ class TrainingLoop:
                 break
             try:
                 with process_group(
-                    generation, context.worker, store, context.device, self._config.collective_timeout_s
+                    generation, context.worker, store, context.device, outermost_timeout_s(self._config)
                 ) as group:
                     context.heartbeat.enter_generation(generation, group.abort)
                     is_over = self._train_generation(state, group)
@@ -114,7 +124,7 @@ class TrainingLoop:
         if group.is_leader and state.step == NO_STATE:
             context.heartbeat.set_activity(RESTORING)
             context.telemetry.emit(restore_newest(state, context.store, self._config.best))
-        context.heartbeat.set_activity(WAITING)
+        context.heartbeat.set_activity(HANDING_OVER)
         untold = group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None)
         try:
             broadcast_state(state, group)

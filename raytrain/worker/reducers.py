@@ -233,11 +233,8 @@ class DDPWrapper(DistributedDataParallel):
 
     def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
         """DDP's only collective in a forward pass is here: the agreement on its buckets in a group's second step."""
-        self._heartbeat.set_activity(WAITING)
-        with peer_loss():
-            prepared = super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._heartbeat.set_activity(IN_LOSS)
-        return prepared
+        with self._heartbeat.waiting(), peer_loss():
+            return super()._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:

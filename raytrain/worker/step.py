@@ -17,14 +17,14 @@ from raytrain.data.loader import MicroBatch
 from raytrain.errors import TaskError
 from raytrain.events.row_ids import pack
 from raytrain.plan import Plan
-from raytrain.rendezvous.health import WAITING
+from raytrain.rendezvous.health import REDUCING
 from raytrain.rendezvous.state import Signals
 from raytrain.worker.bitwise import deterministic_kernels_only
 from raytrain.worker.buffers import BufferReducer, WriteGuard, find_written, unchanged_buffers
 from raytrain.worker.context import RunSpec
 from raytrain.worker.group import Group, peer_loss
 from raytrain.worker.heartbeat import HeartbeatSender
-from raytrain.worker.hooks import as_sum, autocast, check_loss, on_device, seed_everything, user_code
+from raytrain.worker.hooks import as_sum, autocast, check_loss, on_device, seed_everything, shapes_of, user_code
 from raytrain.worker.model import check_gradients, check_parameter_groups, first_not_finite
 from raytrain.worker.reducers import IN_LOSS, build_reducer
 from raytrain.worker.state import Sample, TrainState
@@ -161,7 +161,7 @@ class TrainStep:
             if is_final:
                 self._check_model_was_called()
                 work = self._group.all_reduce_async(vector)
-            self._backward(loss * scale)
+            self._backward(loss * scale, shapes_of(micro.columns))
             if is_last:
                 self._buffers.collect(logical)
                 reducer.end_logical_worker()
@@ -178,7 +178,7 @@ class TrainStep:
         device = self._group.device
         batch = on_device(micro.columns, device)
         where = f"loss at step {self._state.step} on rank {self._group.rank}"
-        self._heartbeat.set_activity(IN_LOSS)
+        self._heartbeat.set_activity(IN_LOSS, shapes_of(batch))
         with user_code(where), autocast(self._config.precision, device):
             result = as_sum(self._task.loss(self._reducer.model, batch), len(micro.row_ids), "loss")
         self._check_written()
@@ -193,8 +193,8 @@ class TrainStep:
             fix = "it may write what its first pass in the warm-up writes; change the rest in a hook of the optimizer"
             raise TaskError(f"loss has written {', '.join(names[:3])}, which no pass wrote before; {fix}", "loss")
 
-    def _backward(self, loss: torch.Tensor) -> None:
-        self._heartbeat.set_activity(WAITING if self._reducer.waits_in_backward else IN_BACKWARD)
+    def _backward(self, loss: torch.Tensor, shapes: int = 0) -> None:
+        self._heartbeat.set_activity(REDUCING if self._reducer.waits_in_backward else IN_BACKWARD, shapes)
         with user_code(f"the backward pass at step {self._state.step} on rank {self._group.rank}"), peer_loss():
             loss.backward()  # type: ignore[no-untyped-call]
 

@@ -20,14 +20,16 @@ from raytrain.data.loader import Loader
 from raytrain.rendezvous.health import Heartbeat
 from raytrain.rendezvous.state import Generation, JoinRequest, Signals
 from raytrain.rundir import RunDir
+from raytrain.task import Task
 from raytrain.worker import boundary, loop
 from raytrain.worker.context import RunSpec, WorkerContext
+from raytrain.worker.entry import HEARTBEATS_PER_TIMEOUT
 from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.loop import TrainingLoop
 from raytrain.worker.state import TrainState
 from raytrain.worker.step import TrainStep
 from raytrain.worker.telemetry import Telemetry
-from tests.support.local import ChildJob, Kill
+from tests.support.local import Break, ChildJob, Kill
 
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before reading": (Loader, "step", True),
@@ -45,6 +47,8 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "after broadcast": (loop, "broadcast_state", False),
 }
 """Where a worker can die: an attribute of the product, and whether before or after it is called."""
+HOOKS = ("loss", "metrics")
+"""The same for hooks of the task."""
 
 
 class Pipe:
@@ -71,22 +75,24 @@ class Pipe:
 class PipeRendezvous:
     """The worker's side of the rendezvous."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Pipe, beats: Pipe | None = None) -> None:
+        self._pipe, self._beats = pipe, beats
 
     def ask(self, request: str, argument: Any = None) -> Any:
         return self._pipe.ask((request, argument))
 
     def join(self, request: JoinRequest) -> Generation | None:
-        generation: Generation | None = self.ask("join", request)
-        return generation
+        while True:
+            generation: Generation | None = self.ask("join", request)
+            if generation is None or generation.has(request.worker):
+                return generation
 
     def watch(self, generation: int) -> Signals:
         signals: Signals = self.ask("watch", generation)
         return signals
 
     def heartbeat(self, heartbeat: Heartbeat) -> bool:
-        return False  # a child that dies is noticed by the end of its pipe
+        return bool(self._beats and self._beats.ask(heartbeat))  # without, a death is noticed by the end of the pipe
 
     def close(self) -> None:
         self.ask("close")
@@ -113,12 +119,12 @@ def _raise_killed() -> None:
     raise Killed
 
 
-def run_child(job: ChildJob, calls: Connection, events: Connection) -> None:
+def run_child(job: ChildJob, calls: Connection, events: Connection, beats: Connection | None = None) -> None:
     """Target of a worker's process."""
     torch.set_num_threads(1)
     pipes = Pipe(calls), Pipe(events)
     with ExitStack() as patches, suppress(Killed):
-        _run_worker(job, PipeRendezvous(pipes[0]), pipes[1], patches)
+        _run_worker(job, PipeRendezvous(pipes[0], beats and Pipe(beats)), pipes[1], patches)
     for pipe in pipes:
         pipe.finish()
 
@@ -131,7 +137,7 @@ def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches
         rendezvous=rendezvous,
         store=CheckpointStore(RunDir.at(job.storage, job.config.name)),
         telemetry=telemetry,
-        heartbeat=HeartbeatSender(rendezvous, job.worker, every_s=60.0),
+        heartbeat=HeartbeatSender(rendezvous, job.worker, job.config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT),
         worker=job.worker,
         host="127.0.0.1",
         node_id="",
@@ -144,7 +150,7 @@ def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches
             if step is not None:
                 _ask_before(step, request, rendezvous, patches)
         for kill in job.kills:
-            _plant(kill, state_of, rendezvous, patches)
+            _plant(kill, type(job.task), state_of, rendezvous, patches)
         TrainingLoop(context).run()
         telemetry.close()
         rendezvous.ask("done")
@@ -181,21 +187,31 @@ def _ask_before(step: int, request: str, rendezvous: PipeRendezvous, patches: Ex
     patches.enter_context(mock.patch.object(Loader, "step", holding))
 
 
-def _plant(kill: Kill, state_of: Callable[[], TrainState | None], rendezvous: PipeRendezvous, patches: ExitStack) -> None:
-    owner, name, before = PLACES[kill.place]
+def _plant(
+    kill: Kill,
+    task: type[Task],
+    state_of: Callable[[], TrainState | None],
+    rendezvous: PipeRendezvous,
+    patches: ExitStack,
+) -> None:
+    owner, name, before = (task, kill.place, True) if kill.place in HOOKS else PLACES[kill.place]
+    has_fired = False
     original = getattr(owner, name)
 
+    def happen_if_due() -> None:
+        nonlocal has_fired
+        state = state_of()
+        if not has_fired and state is not None and state.step >= kill.step:
+            has_fired = True
+            rendezvous.ask("fired", kill)
+            kill.happen() if isinstance(kill, Break) else kill_self()
+
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        state = state_of()
-        here = state is not None and state.step >= kill.step
-        if before and here:
-            rendezvous.ask("fired", kill)
-            kill_self()
+        if before:
+            happen_if_due()
         result = original(*args, **kwargs)
-        state = state_of()
-        if not before and state is not None and state.step >= kill.step:
-            rendezvous.ask("fired", kill)
-            kill_self()
+        if not before:
+            happen_if_due()
         return result
 
     patches.enter_context(mock.patch.object(owner, name, wrapped))

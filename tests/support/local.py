@@ -7,7 +7,10 @@ pipe, and may be replaced; the events of the run are collected in its run direct
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing as mp
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -43,13 +46,29 @@ class Kill:
     step: int
 
 
+@dataclass(frozen=True)
+class Break(Kill):
+    """The same, but the worker does something else for a while: `how` is "sleep", "hold the GIL", or "stop" for ever."""
+
+    how: str = "sleep"
+    seconds: float = 0.0
+
+    def happen(self) -> None:
+        if self.how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.how == "sleep":
+            time.sleep(self.seconds)
+        else:
+            ctypes.PyDLL(None).usleep(int(self.seconds * 1e6))
+
+
 @dataclass
 class Plot:
     """What happens in a run.
 
     Args:
         workers: how many begin together.
-        kills: planned deaths; each must have fired when the run ends.
+        kills: planned deaths and breaks; each must have fired when the run ends.
         replace: start a new worker for each that dies.
         late: steps at which one more worker is started.
         abandon: step before which everything is killed, once there is a checkpoint, as when the driver is killed.
@@ -65,7 +84,7 @@ class Plot:
 
 
 @dataclass
-class _Child:
+class Child:
     process: Any
     error: BaseException | None = None
     done: bool = False
@@ -92,7 +111,8 @@ class LocalRun:
         self._log, self._lock = EventLog(self._dir), threading.RLock()
         self._event_threads: list[threading.Thread] = []
         self._finished, self._has_saved, self._is_abandoned = 0, False, False
-        self._state, self._children, self._late = Rendezvous(self.plot.workers), {}, list(self.plot.late)
+        self._children: dict[str, Child] = {}
+        self._state, self._late = self._build_state(), list(self.plot.late)
         for _ in range(self.plot.workers):
             self._start()
         try:
@@ -100,6 +120,7 @@ class LocalRun:
         finally:
             with self._lock:
                 self._state.closed = True  # nobody is replaced any more
+            self._close()
             for child in self._children.values():
                 child.process.kill()
                 child.process.join()
@@ -123,14 +144,26 @@ class LocalRun:
         with self._lock:
             self._state.stop_requested = True
 
+    def _build_state(self) -> Rendezvous:
+        return Rendezvous(self.plot.workers)
+
+    def _close(self) -> None:
+        """The run is over; its workers are killed next."""
+
+    def _expect(self, name: str) -> None:
+        self._state.expect(name)
+
+    def _report_lost(self, name: str) -> None:
+        self._state.report_lost(name, time.monotonic())
+
     def _start(self) -> None:
         with self._lock:
             name = f"w{len(self._children)}"
             kills, plot = tuple(kill for kill in self.plot.kills if kill.worker == name), self.plot
             job = ChildJob(name, self.task, self.config, self._schedule, str(self.storage), kills, plot.hold, plot.abandon)
             process, calls, events = self._launch(job)
-            self._children[name] = _Child(process)
-            self._state.expect(name)
+            self._children[name] = Child(process)
+            self._expect(name)
             threading.Thread(target=self._serve_calls, args=(name, calls), daemon=True).start()
             self._event_threads.append(threading.Thread(target=self._serve_events, args=(events,), daemon=True))
             self._event_threads[-1].start()
@@ -155,24 +188,24 @@ class LocalRun:
                 pipe.send(getattr(self, f"_on_{request}")(child, argument))
         with self._lock:
             self._state.min_workers = 1
-            self._state.report_lost(name, time.monotonic())
+            self._report_lost(name)
             if not child.done and child.error is None and self.plot.replace and not self._state.closed:
                 self._start()
 
-    def _on_fired(self, child: _Child, kill: Kill) -> None:
+    def _on_fired(self, child: Child, kill: Kill) -> None:
         self.fired.append(kill)
 
-    def _on_done(self, child: _Child, _: None) -> None:
+    def _on_done(self, child: Child, _: None) -> None:
         child.done = True
 
-    def _on_error(self, child: _Child, error: BaseException) -> None:
+    def _on_error(self, child: Child, error: BaseException) -> None:
         child.error = error
 
-    def _on_close(self, child: _Child, _: None) -> None:
+    def _on_close(self, child: Child, _: None) -> None:
         with self._lock:
             self._state.closed = True
 
-    def _on_join(self, child: _Child, request: JoinRequest) -> Generation | None:
+    def _on_join(self, child: Child, request: JoinRequest) -> Generation | None:
         with self._lock:
             before = self._state.generation.number
             self._state.join(request, time.monotonic())
@@ -186,7 +219,7 @@ class LocalRun:
                     return self._state.generation
             time.sleep(TICK_S)
 
-    def _on_watch(self, child: _Child, generation: int) -> Signals:
+    def _on_watch(self, child: Child, generation: int) -> Signals:
         for _ in range(20):
             with self._lock:
                 answer = self._state.signals(time.monotonic())
@@ -195,7 +228,7 @@ class LocalRun:
             time.sleep(TICK_S)
         return answer
 
-    def _on_hold(self, child: _Child, _: None) -> None:
+    def _on_hold(self, child: Child, _: None) -> None:
         """Returns when a newcomer waits, or has waited and got in."""
         enough = self.plot.workers + len(self.plot.late)
         while True:
@@ -204,7 +237,7 @@ class LocalRun:
                     return
             time.sleep(TICK_S)
 
-    def _on_abandon(self, child: _Child, _: None) -> None:
+    def _on_abandon(self, child: Child, _: None) -> None:
         """Waits for a checkpoint; then the main thread kills everybody."""
         while not self._has_saved:
             time.sleep(TICK_S)

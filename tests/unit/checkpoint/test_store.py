@@ -59,6 +59,16 @@ def test_memoryviews_empty_files_and_several_blocks_are_written(
     assert [store.read(checkpoint, name) for name in "ab"] == [bytes(range(16)), b""]
 
 
+def test_r6_a_long_read_tells_of_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytrain.checkpoint.store.BLOCK_BYTES", 7)
+    blocks: list[int] = []
+    store = CheckpointStore(RunDir.at(str(tmp_path), "run"), on_block=lambda: blocks.append(1))
+    checkpoint = store.write(1, {"a": bytes(64)}, {}, {})
+    store.read(checkpoint, "a")
+    store.newest_verified()
+    assert len(blocks) == 2 * 10
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_r7_no_two_attempts_share_a_directory(tmp_path: Path, is_local: bool) -> None:
     store = store_at(tmp_path / "run", is_local=is_local)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from raytrain.rendezvous import actor
-from raytrain.rendezvous.actor import JoinBarrier, LivenessProbe, RendezvousActor, is_alive
+from raytrain.rendezvous.actor import JoinBarrier, RendezvousActor
 from raytrain.rendezvous.health import AT_RENDEZVOUS, WAITING, HealthTimeouts, Heartbeat, HeartbeatReply
 from raytrain.rendezvous.state import EMPTY_GENERATION, NO_STATE, Generation, JoinRequest, Signals
 from tests.unit.rendezvous.handles import Handle, story
 
+STORE = ("127.0.0.1", 1)
 UNAVAILABLE = ActorUnavailableError("away", None)
 
 
@@ -79,7 +81,7 @@ async def test_a_member_declared_dead_while_it_waits_joins_again() -> None:
     rendezvous, handles = RendezvousActor(2), {"w0": Handle(), "w1": Handle()}
     await join_all(rendezvous, handles)
     call = await waiting(rendezvous, at("w0"))
-    await rendezvous.report_lost("w0")
+    rendezvous._report_lost("w0")  # as the probe does when Ray calls it unavailable
     assert await call == EMPTY_GENERATION, "not its old generation"
     again, other = await join_all(rendezvous, handles)
     assert members(again) == ["w0", "w1"]
@@ -91,16 +93,21 @@ async def test_a_member_declared_dead_while_it_waits_joins_again() -> None:
 
 @story
 async def test_r6_an_overdue_member_is_evicted(killed: list[Any]) -> None:
-    rendezvous, handles, _ = await training(heartbeat_s=0.2)
+    rendezvous, handles, first = await training(heartbeat_s=0.2)
     again = asyncio.create_task(rendezvous.join(at("w0", 3), handles["w0"]))
+    told = False
     while not again.done():
         await rendezvous.heartbeat(beat("w0", activity=AT_RENDEZVOUS))
-        await rendezvous.heartbeat(beat("w1", activity=WAITING, since_s=0.3))
+        reply = await rendezvous.heartbeat(beat("w1", activity=WAITING, since_s=0.3, generation=first))
+        told |= reply.is_broken
         await asyncio.sleep(0.05)
+    assert told, "it could have joined, too"
     generation = await again
     assert generation is not None
     assert (members(generation), generation.cause, killed) == (["w0"], "loss", [handles["w1"]])
-    assert (await rendezvous.status()).evicted == {"w1": "stuck for 0 s: waiting for its peers at step 3"}
+    assert (await rendezvous.status()).evicted == {
+        "w1": "stuck for 0 s: waiting for its peers at step 3, in a group that is over"
+    }
 
 
 @story
@@ -116,6 +123,60 @@ async def test_r6_a_silent_member_is_evicted_although_nobody_waits(killed: list[
     assert (status.step, status.members, status.drained) == (9, ("w0", "w1"), frozenset())
     await asyncio.sleep(0.1)
     assert killed == [handles["w1"]]
+
+
+@pytest.mark.parametrize("since_s", [3.0, 30.0], ids=["busy", "for too long"])
+@story
+async def test_r6_members_that_all_wait_for_each_other_are_told_after_a_while(since_s: float, killed: list[Any]) -> None:
+    rendezvous, handles, first = await training()
+    beats = [beat(worker, activity=WAITING, since_s=since_s, generation=first) for worker in handles]
+    broken = False
+    for _ in range(10):
+        broken |= any([(await rendezvous.heartbeat(one)).is_broken for one in beats])
+        await asyncio.sleep(0.02)
+    assert broken is (since_s > HealthTimeouts().collective_s)
+    if broken:
+        again, _ = await join_all(rendezvous, handles, step=3)
+        assert (members(again), again.cause) == (["w0", "w1"], "retry")
+        assert not (await rendezvous.heartbeat(replace(beats[0], generation=again))).is_broken
+    assert killed == []
+
+
+@story
+async def test_r6_a_silent_worker_whose_store_answers_is_waited_for(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the task holds its GIL; the other silent one is stopped, or cut off."""
+
+    async def answers(worker: str, store: Any, timeout_s: float) -> bool:
+        return store == STORE
+
+    monkeypatch.setattr(actor, "store_answers", answers)
+    rendezvous, handles, _ = await training(heartbeat_s=0.2)
+    for worker, port in (("w0", 1), ("w1", 2)):
+        await rendezvous.heartbeat(replace(beat(worker), store=("127.0.0.1", port)))
+    while not killed:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.4)
+    assert killed == [handles["w1"]]
+
+
+@pytest.mark.parametrize("kind", ["evicted", "given up by the controller"])
+@story
+async def test_r6_a_worker_that_was_replaced_and_comes_back_may_exit(kind: str, killed: list[Any]) -> None:
+    """It was cut off; if it were let in, there would be more workers than the run may have."""
+    rendezvous, handles, first = await training(heartbeat_s=0.2)
+    if kind == "evicted":
+        await rendezvous.heartbeat(beat("w1"))
+        while not (await rendezvous.status()).evicted:
+            await rendezvous.heartbeat(beat("w0"))
+            await asyncio.sleep(0.02)
+    else:
+        await rendezvous.report_lost("w1")
+    assert (await rendezvous.heartbeat(beat("w1", generation=first))).is_broken
+    assert await rendezvous.join(at("w1", 9), handles["w1"]) is None
+    assert members(await rendezvous.join(at("w0", 3), handles["w0"])) == ["w0"]
+    assert (await rendezvous.status()).lost_in == {"w1": 1}
 
 
 @story
@@ -312,26 +373,6 @@ def test_ray_says_whether_the_actor_was_restarted(monkeypatch: pytest.MonkeyPatc
 
 
 # Parts
-
-
-@pytest.mark.parametrize(
-    ("handle", "lives"),
-    [(Handle(), True), (Handle(is_stuck=True), True), (Handle(RayActorError()), False), (Handle(UNAVAILABLE), False)],
-)
-@story
-async def test_a_busy_worker_is_not_a_dead_one(handle: Handle, lives: bool) -> None:
-    assert await is_alive(handle) is lives
-
-
-@story
-async def test_workers_with_a_handle_are_probed_while_somebody_waits() -> None:
-    to_probe, lost = ["w0", "w1", "w2"], list[str]()
-    handles = {"w0": Handle(), "w1": Handle(RayActorError())}
-    probe = LivenessProbe(lambda: to_probe if not lost else [], handles, lost.append)
-    probe.start()
-    assert probe._task is not None
-    await probe._task
-    assert lost == ["w1"]
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raytrain.rendezvous.health import (
     AT_RENDEZVOUS,
+    HANDING_OVER,
     READING,
+    REDUCING,
     SAVING,
     STARTING,
     WAITING,
@@ -17,7 +21,7 @@ from raytrain.rendezvous.health import (
 )
 from raytrain.rendezvous.state import Generation, JoinRequest
 
-TIMEOUTS = HealthTimeouts(heartbeat_s=10.0, hang_s=25.0, slow_s=600.0)
+TIMEOUTS = HealthTimeouts(heartbeat_s=10.0, hang_s=25.0, slow_s=600.0, collective_s=20.0)
 LOSS = "in loss"
 
 
@@ -55,24 +59,78 @@ def test_r6_a_silent_worker_is_evicted_and_its_last_activity_named() -> None:
     ],
 )
 def test_r6_a_worker_is_evicted_after_the_timeout_of_its_activity(place: str, is_first: bool, limit_s: float) -> None:
+    name = {25.0: "run.hang_timeout_s", 600.0: "run.slow_timeout_s"}[limit_s]
     assert reason(beat(place, limit_s, is_first)) == ""
-    assert reason(beat(place, limit_s + 1, is_first)) == f"stuck for {limit_s + 1:.0f} s: {place} at step 7"
+    text = f"stuck for {limit_s + 1:.0f} s: {place} at step 7 ({name}: {limit_s:g} s)"
+    assert reason(beat(place, limit_s + 1, is_first)) == text
 
 
 @pytest.mark.parametrize(
-    ("place", "is_first", "is_evicted"),
+    ("place", "since_s", "is_evicted"),
     [
-        (LOSS, False, True),
-        (WAITING, False, True),
-        (AT_RENDEZVOUS, False, True),
-        (READING, False, False),
-        (SAVING, False, False),
-        (LOSS, True, False),
+        (WAITING, 12.0, True),
+        (HANDING_OVER, 12.0, True),
+        (AT_RENDEZVOUS, 12.0, True),
+        (REDUCING, 26.0, True),
+        (REDUCING, 12.0, False),
+        (LOSS, 12.0, False),
+        (READING, 12.0, False),
     ],
 )
-def test_r6_an_overdue_member_is_evicted_unless_it_may_be_slow(place: str, is_first: bool, is_evicted: bool) -> None:
-    assert bool(reason(beat(place, 12.0, is_first), is_overdue=True)) is is_evicted
-    assert reason(beat(place, 1e6 if place in WAITS_FOR_OTHERS else 12.0, is_first)) == "", "nobody waits for it"
+def test_r6_an_overdue_member_is_evicted_unless_it_is_busy(place: str, since_s: float, is_evicted: bool) -> None:
+    """It was told that its group is over, and that its collective is broken."""
+    assert bool(reason(beat(place, since_s), is_overdue=True)) is is_evicted
+    assert reason(beat(place, 1e6 if place in WAITS_FOR_OTHERS else since_s)) == "", "nobody waits for it"
+
+
+def group_of(*activities: str, since_s: float = 30.0, usual_s: float = 0.0, is_first: bool = False, factor: int = 1) -> bool:
+    """Whether a generation stalls whose members have just said that they do this."""
+    members = tuple(JoinRequest(f"w{rank}", 7, ("h", 1)) for rank in range(len(activities)))
+    generation, watching = Generation(4, members, "loss", timeout_factor=factor), monitor()
+    for member, activity in zip(members, activities, strict=True):
+        watching.record(Heartbeat(member.worker, 7, activity, since_s, is_first, generation, usual_s), 100.0)
+    assert not watching.is_stalled(replace(generation, number=5), 100.0), "they speak of an earlier generation"
+    assert not watching.is_stalled(generation, 106.0), "whoever is silent may be busy"
+    return watching.is_stalled(generation, 100.0)
+
+
+def test_r6_a_generation_stalls_when_nothing_explains_why_all_its_members_wait() -> None:
+    assert group_of(WAITING, WAITING)
+    assert group_of(WAITING, REDUCING)
+    assert not group_of(WAITING, LOSS), "one is busy"
+    assert not group_of(WAITING, READING)
+    assert not group_of(WAITING, AT_RENDEZVOUS), "one is on its way"
+    assert not group_of(WAITING, WAITING, since_s=20.0)
+    assert not group_of(WAITING, REDUCING, since_s=25.0), "the pass itself may take that long"
+    assert not group_of(WAITING, WAITING, is_first=True), "the backend may have to be set up"
+    assert not group_of(HANDING_OVER, HANDING_OVER, since_s=600.0)
+    assert not group_of(WAITING, WAITING, usual_s=15.0), "it usually takes that long"
+    assert not group_of(WAITING, WAITING, factor=2)
+
+
+def test_r6_a_member_that_is_alone_waits_for_nobody() -> None:
+    alone, watching = Generation(4, (JoinRequest("w0", 7, ("h", 1)),), "loss"), monitor()
+    watching.record(replace(beat(REDUCING, 26.0), generation=alone), 100.0)
+    assert list(watching.unhealthy(100.0, generation=alone)) == ["w0"]
+    assert not watching.is_stalled(alone, 100.0)
+    assert watching.unhealthy(100.0, generation=replace(alone, number=5)) == {}, "it has not said yet that it is alone"
+
+
+def test_r6_a_silent_worker_whose_process_answers_has_the_timeout_of_its_activity() -> None:
+    """A call of the task holds the GIL: the worker cannot send heartbeats."""
+    watching, store = monitor(), ("h", 5)
+    for worker, activity in (("w0", LOSS), ("w1", WAITING)):
+        watching.record(replace(beat(activity, 2.0, worker=worker), store=store), 100.0)
+    assert watching.silent(105.0) == {}
+    assert watching.silent(106.0) == {"w0": store, "w1": store}
+    for now in range(106, 126):
+        watching.record_answer("w0", now)
+        watching.record_answer("w1", now)
+        assert watching.unhealthy(now) == {}
+    text = "stuck for 26 s: in loss at step 7 (run.hang_timeout_s: 25 s)"
+    assert watching.unhealthy(126.0) == {"w0": text, "w1": text.replace(LOSS, WAITING)}
+    watching.record(replace(beat(since_s=1.0), store=store), 127.0)
+    assert "w0" not in watching.unhealthy(127.0)
 
 
 def test_a_starting_worker_may_be_silent_for_the_slow_timeout() -> None:

@@ -242,9 +242,8 @@ class Life(RuleBasedStateMachine):
         assert order == sorted(order, reverse=True)
         if not self.is_restarted:
             has_newcomers = not set(members) <= living
-            is_loss = self.lost_since or not (has_newcomers or self.left_since)
-            rest = "drain" if self.left_since else "join"
-            assert generation.cause == ("start" if is_first else "loss" if is_loss else rest)
+            rest = "drain" if self.left_since else "join" if has_newcomers else "retry"
+            assert generation.cause == ("start" if is_first else "loss" if self.lost_since else rest)
 
     def check_step(self, generation: Generation, living: set[str]) -> None:
         """The run never goes back while somebody has its state."""

@@ -135,6 +135,17 @@ def test_p2_drains_are_signalled_with_all_other_signals(
 SAVED = at("w0", 5, is_saved=True)
 
 
+def test_r6_members_of_a_stalled_generation_are_overdue_and_form_the_next_one(pair: Rendezvous) -> None:
+    pair.stall(1000.0)
+    pair.stall(1007.0)
+    assert pair.is_broken
+    assert [pair.overdue(now, 10.0) for now in (1009.0, 1010.0)] == [set(), {"w0", "w1"}]
+    again = formed(pair, at("w0"), at("w1"))
+    assert (names(again), again.cause, again.timeout_factor) == (["w0", "w1"], "retry", 2)
+    assert not pair.is_broken
+    assert pair.overdue(2000.0, 10.0) == set()
+
+
 @pytest.mark.parametrize(
     ("draining", "requests", "released", "form"),
     [
@@ -158,7 +169,7 @@ def test_p2_draining_members_leave_once_no_state_is_lost_with_them(
     generation = pair.form(0.0)
     assert names(generation) == form
     assert not released or pair.signals(0.0) == Signals()
-    assert not generation or generation.cause == ("drain" if released else "loss")
+    assert not generation or generation.cause == ("drain" if released else "retry")
 
 
 def test_p2_too_few_workers_form_a_generation_to_pass_on_a_draining_state() -> None:
@@ -214,7 +225,7 @@ def test_back_off_is_ignored_if_workers_are_too_few_or_the_newcomers_step_is_new
     formed(failing, at("w0", 2), now=8.0)
     failing.min_workers = min_workers
     generation = formed(failing, at("w3", step, node="x"), at("w0", 3), now=10.0)
-    assert (names(generation), generation.cause) == (form, "join" if "w3" in form else "loss")
+    assert (names(generation), generation.cause) == (form, "join" if "w3" in form else "retry")
 
 
 def lives(backoff: NodeBackoff, node: str, *lengths_s: float) -> None:

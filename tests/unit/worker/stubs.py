@@ -20,10 +20,12 @@ class FakeHeartbeat(HeartbeatSender):
     """Sends nothing: it keeps the activities and the finished steps of the training thread."""
 
     def __init__(self) -> None:
+        self._activity = ("", 0, 0.0)
         self.activities: list[str] = []
         self.finished: list[int] = []
 
-    def set_activity(self, activity: str) -> None:
+    def set_activity(self, activity: str, variant: int = 0) -> None:
+        self._activity = (activity, variant, 0.0)
         self.activities.append(activity)
 
     def begin_step(self, step: int) -> None:

@@ -79,7 +79,7 @@ def test_r6_a_leader_or_a_peer_that_is_gone_is_given_up_soon(is_leader: bool, mo
 
 
 @pytest.mark.parametrize(("device", "num_aborts"), [("cuda", 1), ("cpu", 0)])
-def test_r6_nccl_is_broken_from_outside_and_gloo_is_left_alone(
+def test_r6_nccl_has_a_call_that_breaks_it_from_outside(
     device: str, num_aborts: int, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aborted: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from raytrain.rendezvous.client import RendezvousClient
-from raytrain.rendezvous.health import AT_RENDEZVOUS, READING, STARTING, Heartbeat
+from raytrain.rendezvous.health import AT_RENDEZVOUS, READING, RESTORING, STARTING, WAITING, Heartbeat
 from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
 from raytrain.worker import heartbeat as module
 from raytrain.worker.heartbeat import REPORT_EACH_STEPS, HeartbeatSender, SignalWatcher
@@ -82,6 +82,42 @@ def test_r6_an_activity_is_the_first_until_a_step_with_it_is_finished(scene: Sce
     scene.sender.finish_step(2)
     scene.sender.set_activity("in loss")
     assert (scene.says().is_first, scene.says().step) == (False, 2)
+
+
+def test_r6_the_first_call_with_tensors_of_other_shapes_may_compile_again(scene: Scene) -> None:
+    scene.sender.set_activity("in loss", 17)
+    scene.sender.finish_step(1)
+    scene.sender.set_activity("in loss", 17)
+    assert not scene.says().is_first
+    scene.sender.set_activity("in loss", 18)
+    assert scene.says().is_first
+    with scene.sender.waiting():
+        assert scene.says().activity == WAITING
+    assert (scene.says().activity, scene.says().is_first) == ("in loss", True), "it goes on with what it did"
+    scene.sender.finish_step(2)
+    assert not scene.says().is_first
+
+
+def test_r6_a_heartbeat_says_how_long_the_activity_took_in_the_latest_finished_step(scene: Scene) -> None:
+    for seconds, is_finished in ((40.0, True), (4.0, True), (500.0, False)):
+        scene.sender.set_activity(WAITING)
+        scene.now += seconds
+        scene.sender.set_activity("in the optimizer")
+        if is_finished:
+            scene.sender.finish_step(1)
+        else:
+            scene.sender.leave_generation()
+    scene.sender.set_activity(WAITING)
+    assert scene.says().usual_s == 4.0
+
+
+def test_r6_progress_within_an_activity_restarts_its_time(scene: Scene) -> None:
+    scene.sender.set_activity(RESTORING)
+    for _ in range(3):
+        scene.now += 400.0
+        assert scene.says().since_s == 400.0
+        scene.sender.note_progress()
+    assert (scene.says().activity, scene.says().since_s) == (RESTORING, 0.0)
 
 
 def test_at_the_rendezvous_it_still_tells_who_trained_and_aborts_nothing(scene: Scene) -> None:

@@ -21,7 +21,7 @@ from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
 from raytrain.data.loader import Batch, MicroBatch
 from raytrain.errors import TaskError
-from raytrain.rendezvous.health import WAITING
+from raytrain.rendezvous.health import REDUCING, WAITING
 from raytrain.rendezvous.state import Signals
 from raytrain.worker.bitwise import value_digest
 from raytrain.worker.group import Group, PeerLost, peer_loss
@@ -387,7 +387,7 @@ def test_r6_the_activities_of_a_step_say_where_it_waits_for_others(bench: Make) 
     one = bench(Slope())
     one.run(one.batches([0, 2, 4], [4, 8]))
     calls = [IN_LOSS, WAITING, IN_LOSS]  # DDP agrees on its buckets in a forward pass
-    assert one.heartbeat.activities == [*calls, IN_BACKWARD, *calls, IN_BACKWARD, *calls, WAITING, IN_OPTIMIZER]
+    assert one.heartbeat.activities == [*calls, IN_BACKWARD, *calls, IN_BACKWARD, *calls, REDUCING, IN_OPTIMIZER]
     assert one.heartbeat.finished == [1]
 
 
