@@ -8,7 +8,7 @@ a while, since Ray restarts them: then the latest answer holds, and what they mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -79,17 +79,29 @@ def shortage(requested: dict[str, float], num_workers: int, total: dict[str, flo
 
 @dataclass
 class FailureBudget:
-    """Counts failures in a row without a finished step in between, so preemptions of a long run do not add up."""
+    """Counts failures in a row without a finished step in between, so preemptions of a long run do not add up.
+
+    Losses with one cause, such as those of a rack, are one failure.
+    """
 
     max_failures: int
-    failures: int = 0
     step: int = -1
+    _events: set[Hashable] = field(default_factory=set)
 
-    def spend(self, finished_steps: int) -> bool:
-        """Records a failure; returns whether the run may go on."""
+    @property
+    def failures(self) -> int:
+        return len(self._events)
+
+    def spend(self, finished_steps: int, event: Hashable) -> bool:
+        """Records a loss; returns whether the run may go on.
+
+        Args:
+            finished_steps: of the run.
+            event: equal for losses that happened together.
+        """
         if finished_steps > self.step:
-            self.step, self.failures = finished_steps, 0
-        self.failures += 1
+            self.step, self._events = finished_steps, set()
+        self._events.add(event)
         return self.failures <= self.max_failures
 
 
@@ -173,6 +185,8 @@ class RendezvousClient:
         self._status_call: Any = None
         self._drain_calls: dict[str, Any] = {}
         self._loss_calls: dict[str, Any] = {}
+        self._gone: list[str] = []
+        """Workers that were given up."""
         self._status = RendezvousStatus({}, frozenset(), (), 0)
         self._assigned: dict[str, frozenset[int]] = {}
 
@@ -195,10 +209,17 @@ class RendezvousClient:
         """The logical workers of `worker` in the latest generation that is known; none if it never trained."""
         return self._assigned.get(worker, frozenset())
 
+    def lost_in(self, worker: str) -> int | None:
+        """The generation that has lost `worker`; None if it was in none."""
+        number = self._status.generation if worker in self._status.members else None
+        return self._status.lost_in.get(worker, number)
+
     def expect(self, worker: str) -> None:
         self._rendezvous.expect.remote(worker)
 
     def report_lost(self, worker: str) -> None:
+        """`worker` is gone for good: if it was cut off and comes back, it is not admitted."""
+        self._gone.append(worker)
         self._loss_calls[worker] = self._rendezvous.report_lost.remote(worker)
         self._drain_calls.pop(worker, None)
 
@@ -248,12 +269,16 @@ class RendezvousClient:
     def _take_status(self, timeout_s: float) -> None:
         if self._status_call is None:
             return
+        previous = self._status.started_at
         try:
             self._status = ray.get(self._status_call, timeout=timeout_s)
         except (RayActorError, GetTimeoutError):
             return
         finally:
             self._status_call = None
+        if previous and self._status.started_at != previous:  # it was restarted, and does not know who is gone
+            for worker in self._gone:
+                self._loss_calls[worker] = self._rendezvous.report_lost.remote(worker)
         members = self._status.members
         for rank, worker in enumerate(members):
             self._assigned[worker] = frozenset(logical_workers_of(rank, len(members), self._num_logical))

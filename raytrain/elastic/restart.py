@@ -173,7 +173,7 @@ class RestartTrainer:
             assigned = logical_workers_of(status.members.index(worker), num_ranks, self._config.num_logical)
             if poison := self._poison_rows.record_death(step, frozenset(assigned)):
                 raise PoisonRowsError(step, tuple(sorted(poison)), loss.reason)
-        if not self._budget.spend(max(0, self._max_step)):
+        if not self._budget.spend(max(0, self._max_step), event=self._num_workers):
             raise WorkersLostError(
                 f"the group was lost {self._budget.failures} times in a row at step {max(0, self._max_step)}, without a "
                 f"finished step in between (run.max_failures = {self._budget.max_failures}); the last time: {reason}"

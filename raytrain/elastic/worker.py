@@ -55,6 +55,7 @@ class ElasticWorker:
         resources: of the worker, {"CPU": 1.0}.
         slot: where it runs.
         timeout_s: what its process may take to start, once the slot is placed.
+        batch: equal for workers that were requested together.
         clock: monotonic time in seconds.
     """
 
@@ -64,10 +65,11 @@ class ElasticWorker:
         resources: dict[str, float],
         slot: Slot,
         timeout_s: float,
+        batch: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serial, self._resources, self._slot, self._timeout_s, self._clock = serial, resources, slot, timeout_s, clock
-        self.name = worker_name(serial)
+        self.name, self.batch = worker_name(serial), batch
         self._placed_at = 0.0
         self._actor: Any = None
         self._start_calls: list[Any] = []

@@ -35,7 +35,8 @@ from raytrain.errors import PoisonRowsError, ResourceError, WorkersLostError
 from raytrain.events.kinds import Event, WorkerDrained, WorkerDraining, WorkerLost, WorkerStarting
 
 SILENT_S = 120.0
-"""A worker whose process has not replied for this long is lost, if its heartbeats did not show it before; Ray Train: 600."""
+"""A worker whose process has not replied to Ray for this long, beyond what its slowest activity may take, is lost if its
+heartbeats did not show it before."""
 STARTING_S = 10.0
 """By then a requested worker has started, or waits for room."""
 
@@ -63,7 +64,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._num_requested = 0
         self._requested_at = 0.0
         """When a worker was requested last, in monotonic seconds."""
-        self._worker_health_check_timeout_s = SILENT_S
+        self._worker_health_check_timeout_s = SILENT_S + config.slow_timeout_s  # a call of the task may hold the GIL
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         self._set_workers([])
@@ -118,10 +119,11 @@ class ElasticWorkerGroup(WorkerGroup):
     # Joining
 
     def _request_workers(self, num_finished: int) -> None:
-        num_staying, num_joining = len(self._staying()), len(self._joining)
+        num_staying, num_joining, batch = len(self._staying()), len(self._joining), self._num_requested
         for _ in range(num_to_request(num_staying, num_joining, num_finished, self._allocation.num_workers)):
             slot = self._slots.request()
-            self._joining.append(ElasticWorker(self._num_requested, self._resources, slot, self._config.slow_timeout_s))
+            timeout_s = self._config.slow_timeout_s
+            self._joining.append(ElasticWorker(self._num_requested, self._resources, slot, timeout_s, batch))
             self._num_requested += 1
             self._requested_at = time.monotonic()
 
@@ -227,10 +229,12 @@ class ElasticWorkerGroup(WorkerGroup):
         step, assigned = self._rendezvous.step, self._rendezvous.assigned(failed.name)
         if assigned and not isinstance(cause, Evicted) and (poison := self._poison_rows.record_death(step, assigned)):
             raise PoisonRowsError(step, tuple(sorted(poison)), reason)
-        if not self._budget.spend(step):
+        generation = self._rendezvous.lost_in(failed.name)
+        event = ("start", failed.batch) if generation is None else ("generation", generation)
+        if not self._budget.spend(step, event):
             raise WorkersLostError(
-                f"{self._budget.failures} workers were lost in a row at step {step}, without a finished step in between "
-                f"(run.max_failures = {self._budget.max_failures}); the last one: {reason}"
+                f"workers were lost {self._budget.failures} times in a row at step {step}, without a finished step in "
+                f"between (run.max_failures = {self._budget.max_failures}); the last one: {reason}"
             )
 
     def _drop(self, ranks: set[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,11 +85,18 @@ def test_r11_a_shortage_names_what_was_requested_and_what_there_is() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(0, 4))
 def test_r2_a_run_ends_exactly_when_too_many_are_lost_without_progress(moves: list[int], most: int) -> None:
     budget, step, in_a_row = FailureBudget(most), 0, 0
-    for move in moves:
+    for move_number, move in enumerate(moves):
         in_a_row = 1 if move else in_a_row + 1
         step += move
-        assert budget.spend(step) == (in_a_row <= most)
-    assert [budget.spend(step - 1) for _ in range(most + 2)][-1] is False, "steps that are repeated are no progress"
+        assert budget.spend(step, event=move_number) == (in_a_row <= most)
+    assert [budget.spend(step - 1, -number) for number in range(1, most + 3)][-1] is False, "repeated steps are no progress"
+
+
+def test_r2_losses_with_one_cause_are_one_failure() -> None:
+    budget = FailureBudget(2)
+    assert all(budget.spend(7, event) for event in ["rack a"] * 16 + ["rack b"] * 16)
+    assert not budget.spend(7, "rack c")
+    assert budget.spend(8, "rack c")
 
 
 @pytest.mark.parametrize(
@@ -236,12 +243,22 @@ def test_p2_drains_and_losses_are_repeated_for_a_restarted_rendezvous(rendezvous
     for _ in range(2):
         assert not rendezvous.client.drain("w0")
         rendezvous.client.poll()
-    rendezvous.is_down = False
+    rendezvous.is_down, rendezvous.state = False, replace(rendezvous.state, started_at=100.0)
     for _ in range(4):
         assert not rendezvous.client.drain("w0")
         rendezvous.client.poll()
     assert rendezvous.calls.count("drain") >= 3
     assert rendezvous.calls.count(("report_lost", "w1")) == 4, "until it was delivered"
+    rendezvous.state = replace(rendezvous.state, started_at=200.0)
+    for _ in range(4):
+        rendezvous.client.poll()
+    assert rendezvous.calls.count(("report_lost", "w1")) == 5, "again, since a restarted one would let it in"
+
+
+def test_the_generation_that_lost_a_worker_is_that_in_which_it_was(rendezvous: FakeRendezvous) -> None:
+    rendezvous.state = RendezvousStatus({}, frozenset(), ("w0", "w3"), 7, generation=5, lost_in={"w1": 3})
+    rendezvous.client.refresh()
+    assert [rendezvous.client.lost_in(worker) for worker in ("w0", "w1", "w2")] == [5, 3, None]
 
 
 def test_a_reply_that_is_not_there_yet_is_neither_waited_for_nor_requested_twice(rendezvous: FakeRendezvous) -> None:
