@@ -76,8 +76,7 @@ def _restored(event: kinds.StateRestored) -> str:
 
 
 def _formed(event: kinds.GenerationFormed) -> str:
-    causes = {"loss": "after a loss", "join": "after a join", "drain": "after a drain"}
-    causes["retry"] = "again, since a collective failed or timed out; nobody was lost"
+    causes = {cause: f"after a {cause}" for cause in ("loss", "join", "drain")} | {"retry": "again, though nobody was lost"}
     text = f"generation {event.generation}: {count_of(len(event.members), 'worker')} from step {event.step}"
     pause = f", pause {format_seconds(event.pause_s)}" if event.pause_s else ""
     return f"{text} {causes[event.cause]}{pause}" if event.cause in causes else f"{text}{pause}"

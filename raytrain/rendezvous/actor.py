@@ -200,7 +200,7 @@ class RendezvousActor:
     def _recover(self, generation: Generation) -> None:
         self._state.recover(generation)
         for member in generation.members:
-            self._health.expect(member.worker, time.monotonic(), is_starting=False)
+            self._health.expect(member.worker, time.monotonic(), is_starting=False, store=member.store)
 
     def _report_lost(self, worker: str) -> None:
         if worker in self._state.alive:

@@ -106,16 +106,18 @@ class HealthMonitor:
         """The process of a silent worker lives: something, perhaps the task's code, holds its GIL."""
         self._answered[worker] = now
 
-    def expect(self, worker: str, now: float, is_starting: bool) -> None:
+    def expect(self, worker: str, now: float, is_starting: bool, store: Address | None = None) -> None:
         """Starts the timeout of a worker that has not sent a heartbeat yet.
 
         Args:
             worker: its identity.
             now: seconds on the clock of `record`.
             is_starting: whether its process has just started, so that its first heartbeat may take long.
+            store: see `Heartbeat`.
         """
         grace_s = self.timeouts.slow_s - self.timeouts.heartbeat_s if is_starting else 0.0
-        self._latest.setdefault(worker, (Heartbeat(worker, -1, STARTING, 0.0, is_first=True), now + grace_s))
+        heartbeat = Heartbeat(worker, -1, STARTING, 0.0, is_first=True, store=store)
+        self._latest.setdefault(worker, (heartbeat, now + grace_s))
 
     def forget(self, worker: str) -> None:
         self._latest.pop(worker, None)

@@ -32,6 +32,9 @@ from raytrain.worker.state import TrainState, broadcast_state, build_state, rest
 from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
 from raytrain.worker.telemetry import PauseTimer
 
+MAX_SAVE_STALL_S = 10.0
+"""For how long training waits while the previous checkpoint is written; after that it goes on without the new one."""
+
 
 def outermost_timeout_s(config: RunConfig) -> float:
     """How long a collective may take if the rendezvous does not act: by then it has evicted whoever others wait for."""
@@ -51,7 +54,7 @@ class TrainingLoop:
             self._config.best,
             context.telemetry.emit,
             before_write=partial(context.telemetry.flush, durably=True),  # a checkpoint has no steps that the log has not
-            max_stall_s=self._config.collective_timeout_s / 2,
+            max_stall_s=MAX_SAVE_STALL_S,
         )
         self.rank = 0
         """The rank in the latest generation."""

@@ -54,6 +54,8 @@ class Telemetry:
         self._records: deque[StepRecord] = deque()
         self._queued_below = self._acknowledged_below = 0
         """Records of steps below these are among the events, and are on the storage."""
+        self._dropped_from: int | None = None
+        """The first step whose event was dropped since there were too many: its record is still there."""
         self._is_leader = False
         self._is_failing = False
         self._closed = threading.Event()
@@ -117,7 +119,10 @@ class Telemetry:
             self._queued_below = fresh[-1].step + 1
             self._events.extend(map(_as_event, _consecutive(fresh)))
         while len(self._events) > MAX_KEPT:
-            self._drop_oldest()
+            dropped = self._drop_oldest()
+            if isinstance(dropped, StepsDone):
+                first = dropped.first_step
+                self._dropped_from = first if self._dropped_from is None else min(first, self._dropped_from)
         self._next = max(self._next, self._oldest)
 
     def _take(self, receipt: Receipt) -> None:
@@ -127,6 +132,9 @@ class Telemetry:
             if isinstance(event, StepsDone):
                 self._acknowledged_below = max(self._acknowledged_below, event.first_step + len(event.losses))
         self._next = max(receipt.received, self._oldest)
+        if self._dropped_from is not None:
+            self._queued_below = self._acknowledged_below = self._dropped_from
+            self._dropped_from = None
 
     def _drop_oldest(self) -> Event:
         self._oldest += 1

@@ -274,13 +274,11 @@ def test_r6_slow_workers_are_waited_for_stuck_ones_replaced_and_deadly_rows_name
     ]
     story = Story(stage.gate, *parts)
     limits = {"heartbeat_timeout_s": 3.0, "hang_timeout_s": 3.0, "collective_timeout_s": 2.0}
-    more = {"workers": (2, 2), **LONG, **limits}
+    more = {"workers": (2, 2), "drop_last": True, **LONG, **limits}  # all steps have the same shapes: one compilation
     _, events = run(tmp_path, story, stage.gate, stage.task, raises=PoisonRowsError, **more)
 
     generations, lost = of(GenerationFormed, events), of(WorkerLost, events)
-    false_alarms = [formed for formed in generations if formed.time < story.time_of(stop)]
-    assert len(false_alarms) > 1, "nobody noticed that the first step was slow"
-    assert len({frozenset(pids(formed)) for formed in false_alarms}) == 1, "it was waited for"
+    assert len([formed for formed in generations if formed.time < story.time_of(stop)]) == 1, "the slow step was waited for"
     finished = [at for event in of(StepsDone, events) for at in event.finished]
     assert sum(story.time_of(stop) < at < story.time_of(go_on) for at in finished) >= 4, "steps go on while the log stands"
     assert lost[1].reason.startswith("no heartbeat for ")

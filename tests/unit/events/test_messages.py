@@ -43,6 +43,10 @@ def test_logical_workers_are_formatted_as_ranges(numbers: list[int], text: str) 
             kinds.GenerationFormed(generation=4, step=7, members=[], cause="drain", pause_s=0.25),
             "generation 4: 0 workers from step 7 after a drain, pause 250 ms",
         ),
+        (
+            kinds.GenerationFormed(generation=4, step=7, members=[], cause="retry"),
+            "generation 4: 0 workers from step 7 again, though nobody was lost",
+        ),
         (kinds.WorkerDraining(worker="w1", node="a", deadline=0.0), "draining worker w1 after its step: a drains"),
         (kinds.WorkerDrained(worker="w1", node="a", pid=7), "drained worker w1 on a"),
         (kinds.FaultInjected(fault="kill", target="w1"), "injected fault: kill w1"),

@@ -162,6 +162,22 @@ def test_undelivered_events_are_bounded(telemetry: Telemetry, sent: Receiver, mo
     assert shown(sent.events) == ["7", "8", "9"]
 
 
+def test_r1_steps_are_sent_however_many_events_were_dropped(
+    telemetry: Telemetry, sent: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
+    sent.is_down = True
+    for step in range(4):
+        record_all(telemetry, step)
+        telemetry.emit(said(f"after {step}"))
+        telemetry.flush()
+    sent.is_down = False
+    telemetry.flush()
+    telemetry.flush()
+    assert {0, 1, 2, 3} <= set(shown(sent.events))
+    assert telemetry.unacknowledged() == []
+
+
 class Hanging(Receiver):
     """Hangs in its first delivery until `go_on`; `flush` has begun that one in a thread."""
 
