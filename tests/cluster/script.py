@@ -137,7 +137,8 @@ def run(
         raytrain.Trainer(task or Gated(gate=str(gate)), config).fit(script)
     if isinstance(script, Story):
         assert len(script.times) == len(script.parts), f"only {len(script.times)} of {len(script.parts)} parts were played"
-    run_dir, expected = RunDir.at(str(tmp_path), config.name), by_hand("dropout", settings(epochs=config.epochs))
+    run_dir = RunDir.at(str(tmp_path), config.name)
+    expected = by_hand("dropout", settings(epochs=config.epochs, drop_last=config.drop_last))
     if caught is None:
         assert_same(run_dir, curve(read(run_dir)), expected)
     else:
