@@ -97,7 +97,7 @@ class RunLock:
     _alive: set[str] = field(default_factory=set)
     """Other claims that were seen to be alive, on this machine or by a heartbeat."""
     _ended: threading.Event = field(default_factory=threading.Event)
-    _taken: bool = False
+    _taken_by: Claim | None = None
 
     def acquire(self) -> None:
         """Waits until no other driver uses the run, but not for long once one is known to be alive.
@@ -124,16 +124,19 @@ class RunLock:
 
     def beat(self) -> None:
         """Shows that this driver is alive, or finds that another one has taken the run. Raises OSError."""
-        self._taken = self._taken or not self.run_dir.exists(CLAIMS, f"{self.claim.name}.json")
-        if not self._taken:
+        if self._taken_by is None and not self.run_dir.exists(CLAIMS, f"{self.claim.name}.json"):
+            self._taken_by = next(iter(self._living()), None)  # None if somebody has deleted the file by hand
+        if self._taken_by is None:
+            is_late = time.time() - self.claim.time >= LEASE_S / 2
             self.claim = replace(self.claim, beats=self.claim.beats + 1, time=time.time())
             self._write()
+            if is_late:  # it stood still, and may have written the claim anew just after it was deleted
+                self._taken_by = next(iter(self._living()), None)
 
     def check(self) -> None:
         """Raises RunInUseError if this driver stood still for so long that another one has taken the run."""
-        if self._taken:
-            others = self._living()
-            raise in_use(self.run_dir, others[0] if others else self.claim)
+        if self._taken_by is not None:
+            raise in_use(self.run_dir, self._taken_by)
 
     def hold(self) -> None:
         """Beats until `end`, and then ends the claim; runs in a thread of its own."""

@@ -117,10 +117,24 @@ def test_r10_of_drivers_that_start_at_the_same_moment_one_gets_the_run(scene: Sc
     assert (len(won), len(refused)) == (1, 5)
 
 
+def test_r10_a_late_heartbeat_does_not_bring_a_dead_claim_back(scene: Scene) -> None:
+    sleeper, other = scene.lock(elsewhere=True), scene.lock()
+    sleeper.acquire()
+    other.acquire()
+    sleeper._write()  # it was between its look and its write when the other one took the run
+    sleeper.claim = replace(sleeper.claim, time=sleeper.claim.time - LEASE_S)
+    sleeper.beat()
+    with pytest.raises(RunInUseError):
+        sleeper.check()
+
+
 def test_r10_a_driver_that_was_taken_for_dead_ends(scene: Scene) -> None:
     sleeper = scene.lock(elsewhere=True)
     sleeper.acquire()
+    scene.run_dir.filesystem.delete_dir(scene.run_dir.child(CLAIMS))  # by hand: nobody has taken the run
+    sleeper.beat()
     sleeper.check()
+    assert scene.claims == [sleeper.claim.name]
     other = scene.lock()
     other.acquire()
     sleeper.beat()
