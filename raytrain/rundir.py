@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class RunDir:
             return json.loads(stream.read())
 
     def write_json(self, value: Any, *names: str, default: Callable[[Any], Any] | None = None) -> None:
-        """Writes the file atomically, as far as the filesystem can rename files.
+        """Writes the file atomically, as far as the filesystem can rename files; also if the machine fails at this moment.
 
         Args:
             value: plain values.
@@ -82,11 +83,18 @@ class RunDir:
             self._write(target, data)
             return
         self._write(f"{target}.new", data)
+        within(ANSWER_LIMIT_S, f"fsync of {target}", _flush, f"{target}.new")
         self.filesystem.move(f"{target}.new", target)
 
     def _write(self, path: str, data: bytes) -> None:
         with self.filesystem.open_output_stream(path) as stream:
             stream.write(data)
+
+
+def _flush(path: str) -> None:
+    """Puts a file's content on the disk, since a rename may get there before it."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def is_uri(storage: str) -> bool:

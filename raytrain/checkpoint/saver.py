@@ -17,6 +17,7 @@ from raytrain.checkpoint.state import Snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.errors import CheckpointError, StorageError, UnsavableError
 from raytrain.events.kinds import CheckpointFailed, CheckpointSaved, Event
+from raytrain.rundir import NoAnswer
 
 
 class Saver:
@@ -60,6 +61,11 @@ class Saver:
         """Whether the latest save failed, and another attempt may succeed: the storage was at fault."""
         is_storage = isinstance(self.last_error, CheckpointError | StorageError | OSError)
         return is_storage and not isinstance(self.last_error, UnsavableError)
+
+    @property
+    def can_retry(self) -> bool:
+        """Whether the latest save failed, and another attempt may succeed; not if the storage did not answer at all."""
+        return self.last_error is not None and not isinstance(self.last_error.__cause__, NoAnswer)
 
     @property
     def idle(self) -> bool:

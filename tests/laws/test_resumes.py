@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from raytrain import rundir
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
-from raytrain.events.kinds import EvaluationDone, StateRestored
+from raytrain.errors import CheckpointError
+from raytrain.events.kinds import CheckpointFailed, EvaluationDone, StateRestored
 from raytrain.events.log import read
 from raytrain.report.audit import audit
 from tests.laws.compare import assert_same, by_hand, settings
@@ -48,6 +50,36 @@ def test_p5_when_all_workers_die_training_resumes_from_the_newest_checkpoint(tmp
     assert_same(run.run_dir, steps, by_hand("dropout", settings()))
     restored = [event.step for event in read(run.run_dir) if isinstance(event, StateRestored)]
     assert restored in ([0, 15], [0, 12])  # step 15 may still have been on its way to storage
+
+
+class Silent(WithDropout):
+    """Its workers' storage never answers when the last checkpoint is written."""
+
+    def model(self) -> nn.Module:
+        within = rundir.within
+
+        def silent(limit_s: float, what: str, call: Any, *args: Any, **options: Any) -> Any:
+            if what.startswith("write of") and "step-000000013/" in what:
+                return within(0.3, what, time.sleep, 60.0)
+            return within(limit_s, what, call, *args, **options)
+
+        rundir.within = silent
+        return super().model()
+
+
+@pytest.mark.timeout(60)
+def test_r6_a_storage_that_never_answers_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    run, start = LocalRun(Silent(), settings(epochs=1, checkpoint_every=6), tmp_path, Plot(2)), time.monotonic()
+    with pytest.raises(
+        CheckpointError, match=r"the last checkpoint, of step 13, was not saved: .*has not answered for 0\.3 s"
+    ):
+        run.run()
+    assert time.monotonic() - start < 30, "it is not tried again"
+    failed = [event.step for event in read(run.run_dir) if isinstance(event, CheckpointFailed)]
+    assert failed == [13]
+    newest = CheckpointStore(run.run_dir).newest_verified()
+    assert newest is not None
+    assert newest.step == 12
 
 
 class SlowEvaluation(WithDropout):

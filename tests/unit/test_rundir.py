@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import time
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_r7_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
             broken.write_json({"new": 2}, "run.json")
         assert fault.left == 0
         assert RunDir.at(str(tmp_path), "run").read_json("run.json") == {"old": 1}
+
+
+def test_r7_the_content_of_a_file_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a machine that fails may leave an empty run.json."""
+    flushed: list[tuple[str, str]] = []
+
+    def fsync(number: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        flushed.append((path.name, path.read_text()))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    RunDir.at(str(tmp_path), "run").write_json({}, "run.json")
+    assert flushed == [("run.json.new", "{}")]
 
 
 @pytest.mark.parametrize("uri", ["file://runs", "file:runs"])

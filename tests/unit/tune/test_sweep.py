@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import tune
 
 from raytrain.config import RunConfig
-from raytrain.errors import ConfigError
+from raytrain.errors import ConfigError, RunInUseError
+from raytrain.launch import lock
 from raytrain.sweep_config import SweepConfig
-from raytrain.tune.sweep import STOP_TUNE, run_config, stop_signals
+from raytrain.tune.sweep import STOP_TUNE, Sweep, run_config, stop_signals
 from tests.support.tasks import Regression
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, STOP_TUNE, signal.SIGHUP)
@@ -74,6 +77,16 @@ def test_an_error_restores_the_handlers_that_were_replaced_twice() -> None:
     with pytest.raises(RuntimeError):
         fails()
     assert handlers() == before
+
+
+def test_r10_a_second_driver_of_a_sweep_is_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.1)
+    config = RunConfig(name="sweep", storage=str(tmp_path), best="min:valid/loss")
+    sweep = Sweep(Regression, {"lr": tune.uniform(0.1, 1)}, config=config)
+    with lock.locked(sweep.directory), pytest.raises(RunInUseError, match="in use by the driver with process"):
+        sweep.fit()
 
 
 def test_outside_the_main_thread_no_handler_is_installed() -> None:
