@@ -58,14 +58,10 @@ class Saver:
 
     @property
     def can_retry(self) -> bool:
-        """Whether the latest save failed, and another attempt may succeed: the storage was at fault."""
-        is_storage = isinstance(self.last_error, CheckpointError | StorageError | OSError)
-        return is_storage and not isinstance(self.last_error, UnsavableError)
-
-    @property
-    def can_retry(self) -> bool:
-        """Whether the latest save failed, and another attempt may succeed; not if the storage did not answer at all."""
-        return self.last_error is not None and not isinstance(self.last_error.__cause__, NoAnswer)
+        """Whether the latest save failed, and another attempt may succeed: the storage was at fault, and did answer."""
+        error = self.last_error
+        is_storage = isinstance(error, CheckpointError | StorageError | OSError) and not isinstance(error, UnsavableError)
+        return is_storage and not isinstance(error.__cause__, NoAnswer)
 
     @property
     def idle(self) -> bool:

@@ -60,12 +60,12 @@ def final_weights(run_dir: RunDir, file: str = "model.safetensors") -> dict[str,
     return dict(safetensors.torch.load(store.read(newest, file)))
 
 
-def assert_same(run_dir: RunDir, steps: dict[int, Any], expected: plain.Plain) -> None:
+def assert_same(run_dir: RunDir, steps: dict[int, Any], expected: plain.Plain, relative: float = RELATIVE) -> None:
     """Losses of all steps, learning rates and final weights agree."""
     assert list(steps) == list(range(len(expected.losses)))
-    np.testing.assert_allclose([record.loss for record in steps.values()], expected.losses, rtol=RELATIVE)
+    np.testing.assert_allclose([record.loss for record in steps.values()], expected.losses, rtol=relative)
     np.testing.assert_allclose([record.learning_rate for record in steps.values()], expected.learning_rates, rtol=1e-12)
-    assert_close(final_weights(run_dir), expected.model)
+    assert_close(final_weights(run_dir), expected.model, relative)
 
 
 def assert_close(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], relative: float = RELATIVE) -> None:

@@ -16,6 +16,8 @@ from tests.support.local import Kill, Plot
 from tests.support.models import KEPT, ONLY_DEFAULT, NineRows
 from tests.support.pool import PooledRun
 
+RELATIVE = 1e-5
+"""Rounding grows where small gradients meet momentum."""
 PLOTS = {
     "1": Plot(1),
     "3": Plot(3),
@@ -32,7 +34,7 @@ def test_the_result_is_that_of_a_plain_loop_for_any_workers(case: str, tmp_path:
     for name, plot in PLOTS.items():
         run = PooledRun(task, config, tmp_path / name, plot)
         steps = run.run()
-        assert_same(run.run_dir, steps, expected)
+        assert_same(run.run_dir, steps, expected, RELATIVE)
         if config.ema_decay:
             assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average)
             assert evaluated(run)["valid/ema/loss"] == pytest.approx(loss_with(task, expected.average), rel=1e-5)

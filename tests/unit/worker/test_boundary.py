@@ -67,10 +67,6 @@ class Saver:
         return self.last_error is not None
 
     @property
-    def can_retry(self) -> bool:
-        return self.last_error is not None
-
-    @property
     def steps(self) -> list[int]:
         return [step for step, _ in self.saved]
 

@@ -190,7 +190,8 @@ def test_r6_the_activity_says_whether_it_reads_computes_or_waits() -> None:
     assert len(group.values) == 1
     places = of_run.heartbeat.activities  # type: ignore[attr-defined]
     assert (places[:3], places[-1]) == ([WAITING, READING, IN_EVALUATION], WAITING)
-    assert NUM_LOGICAL * places.count(READING) + 1 == places.count(IN_EVALUATION), "each micro-batch, and the values at the end"
+    num_calls = NUM_LOGICAL * places.count(READING) + 1  # of each micro-batch, and for the values at the end
+    assert places.count(IN_EVALUATION) == num_calls
 
 
 @pytest.mark.parametrize("pending", [Signals(stop=True), Signals(regroup=True, save=True, drain=True)])
