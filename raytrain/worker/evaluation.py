@@ -16,7 +16,7 @@ from raytrain.worker.context import WorkerContext
 from raytrain.worker.group import Group
 from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.hooks import shapes_of, user_code
-from raytrain.worker.means import check_means
+from raytrain.worker.means import FirstRows
 from raytrain.worker.metrics import Tallies, add_all, scalars_in, values_of
 from raytrain.worker.scoring import Scorer, copied, evaluation_mode
 
@@ -59,6 +59,7 @@ def evaluate(
     """
     scorer, num_steps = Scorer(context, model), context.spec.plans[name].steps_per_epoch
     tallies: dict[int, Tallies] = defaultdict(dict)
+    first_rows = FirstRows()
     failure: Failure | None = None
     with evaluation_mode(model), closing(context.loader(name, assigned, 0, num_steps)) as loader:
         for step in range(num_steps):
@@ -71,7 +72,7 @@ def evaluate(
                 context.heartbeat.set_activity(READING)
                 with user_code(f"transform, or reading, of {name!r} on rank {group.rank}"):
                     batches = loader.step(step)
-                _score(context.heartbeat, scorer, step, batches, tallies)
+                _score(context.heartbeat, scorer, first_rows, step, batches, tallies)
             except (TaskError, FourPartError) as error:
                 failure = error
     context.heartbeat.set_activity(WAITING)
@@ -94,20 +95,21 @@ def evaluate(
 def _score(
     heartbeat: HeartbeatSender,
     scorer: Scorer,
+    first_rows: FirstRows,
     step: int,
     batches: Mapping[int, Sequence[MicroBatch]],
     tallies: dict[int, Tallies],
 ) -> None:
-    """Adds the micro-batches of one step. The first one of all is the one whose scalars are checked, on whichever rank."""
+    """Adds the micro-batches of one step. Scalars are checked on the first rows of logical worker 0, on whichever rank."""
     for logical, micros in batches.items():
         for number, micro in enumerate(micros):
             heartbeat.set_activity(IN_EVALUATION, shapes_of(micro.columns))
-            is_first = (step, logical, number) == (0, 0, 0)
+            is_first = logical == 0 and not first_rows.is_complete
             columns = copied(micro.columns) if is_first else micro.columns
             more = scorer(columns, len(micro.row_ids), (step, logical, number))
             add_all(tallies[logical], more)
             if is_first and scalars_in(more):
-                check_means(scorer, micro.columns, len(micro.row_ids))
+                first_rows.add(scorer, micro.columns, len(micro.row_ids))
 
 
 def _check_signals(group: Group, pending: Signals, failure: Failure | None) -> None:

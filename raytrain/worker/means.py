@@ -7,12 +7,12 @@ worker's training thread, in evaluation mode.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,8 @@ parts run through the model once more in bfloat16."""
 MAX_PARTS = 8
 MIN_PART_ROWS = 2
 """Some hooks do not work for a single row, and need not."""
-MIN_ROWS = 2 * MIN_PART_ROWS
+MIN_ROWS, FEW_ROWS = 2 * MIN_PART_ROWS, 8
+"""A check is possible; fewer rows tell little."""
 NUM_DRAWS = 16
 """Comparisons of values that depend on random numbers."""
 MAX_DEVIATIONS = 6.0
@@ -52,6 +53,28 @@ def check_means(scorer: Scorer, columns: Batch, num_rows: int, with_metrics: boo
     if num_rows >= MIN_ROWS:
         with _without_compiling():
             _Check(scorer, columns, num_rows, with_metrics).run()
+
+
+class FirstRows:
+    """The first rows of an evaluation, collected until they are enough to check scalars on."""
+
+    def __init__(self) -> None:
+        self._parts: list[Batch] = []
+        self._num_rows = 0
+        self.is_complete = False
+
+    def add(self, scorer: Scorer, columns: Batch, num_rows: int) -> None:
+        """Adds the rows of a micro-batch, whose hooks returned scalars; checks them once. Raises ConfigError."""
+        self._parts.append(columns)
+        self._num_rows += num_rows
+        self.is_complete = self._num_rows >= FEW_ROWS
+        if not self.is_complete:
+            return
+        names, parts = self._parts[0], self._parts
+        with contextlib.suppress(TaskError, RuntimeError):  # they may not fit together, or in memory at once
+            rows = {name: torch.cat([part[name] for part in parts]) for name in names}
+            check_means(scorer, Batch(rows, columns.left_out), self._num_rows)
+        self._parts = []
 
 
 class _Check:
@@ -189,9 +212,9 @@ def _random_state() -> tuple[object, ...]:
     return (*(state.numpy().tobytes() for state in states), np.asarray(keys).tobytes(), *position, random.getstate())
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_compiling() -> Iterator[None]:
     """Compiled modules run eagerly: other numbers of rows would be compiled anew."""
     is_used = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if is_used else nullcontext():
+    with torch.compiler.set_stance("force_eager") if is_used else contextlib.nullcontext():
         yield

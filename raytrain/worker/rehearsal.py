@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from raytrain.checkpoint.state import check_savable, rehearse_restore
@@ -21,13 +20,10 @@ from raytrain.errors import ConfigError, TaskError, UnsavableError
 from raytrain.worker.buffers import unchanged_buffers
 from raytrain.worker.context import RunSpec, WorkerContext
 from raytrain.worker.hooks import own_transform, user_code
-from raytrain.worker.means import check_means
+from raytrain.worker.means import FEW_ROWS, check_means
 from raytrain.worker.metrics import scalars_in, values_of
 from raytrain.worker.scoring import Scorer, copied, evaluation_mode
 from raytrain.worker.state import TrainState
-
-FEW_ROWS = 8
-"""Fewer rows tell too little of a scalar."""
 
 
 def rehearse(context: WorkerContext, state: TrainState) -> None:
@@ -38,7 +34,7 @@ def rehearse(context: WorkerContext, state: TrainState) -> None:
         ConfigError: a scalar is not a mean, a metric that decides something is not evaluated, or the state cannot be saved.
     """
     with unchanged_buffers(state.model), evaluation_mode(state.model):
-        names = [name for source in context.spec.eval_names for name in _evaluate(context, state.model, source)]
+        names = [name for source in context.spec.eval_names for name in _evaluate(context, state, source)]
         _check_means(context, Scorer(context, state.model), "train")
     state.clear_gradients()
     _check_metric_names(context.spec.config, state, names)
@@ -65,20 +61,19 @@ def _savable(spec: RunSpec) -> Iterator[None]:
         raise ConfigError(where, f"{error.where} {error.what}", rule, error.fix) from None
 
 
-def _evaluate(context: WorkerContext, model: torch.nn.Module, source: str) -> list[str]:
+def _evaluate(context: WorkerContext, state: TrainState, source: str) -> list[str]:
     """Scores the first micro-batch of a source; returns the names of its metrics, as far as they can be known from it."""
     plan, size = context.spec.plans[source], context.spec.config.micro_batch
     if not plan.num_rows:
         return []
     rows = plan.row_ids(0, 0)[:size]
-    scorer, columns = Scorer(context, model), _take(context, source, rows)
+    scorer, columns = Scorer(context, state.model), _take(context, source, rows)
     tallies = scorer(copied(columns), len(rows), (0, 0))
     if scalars_in(tallies):
         _check_means(context, scorer, source)
     with contextlib.suppress(TaskError):  # so few rows may be too few
-        kinds = ["", "ema/"] if context.spec.config.ema_decay is not None else [""]
-        values = values_of(context.spec.task, tallies, scorer.objects)
-        return [f"{source}/{kind}{name}" for kind in kinds for name in values]
+        names = list(values_of(context.spec.task, tallies, scorer.objects))
+        return [f"{source}/{kind}{name}" for kind in (("", "ema/") if state.ema else ("",)) for name in names]
     return []
 
 

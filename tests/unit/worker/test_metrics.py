@@ -173,14 +173,14 @@ def test_r5_a_scalar_that_is_not_the_mean_over_rows_is_refused(name: str, precis
     assert (caught.value.where, "summarise" in caught.value.fix) == ("Mine.metrics, m", True)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_r5_an_evaluation_checks_scalars_in_its_first_rows_on_whichever_rank(num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "settings"), [(1, {"global_batch": 32}), (3, {"micro_batch": 1, "global_batch": 8})])
+def test_r5_an_evaluation_checks_scalars_in_its_first_rows_on_whichever_rank(num_ranks: int, settings: Any) -> None:
     class Mine(Regression):
         def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
             return {"f1": f1_score(model, batch)}
 
     with pytest.raises(ConfigError, match=r"(?s)Mine.metrics, f1.*as the mean over 4 parts of the same 8 rows"):
-        evaluated(context(Mine(), global_batch=32), model_of(Mine()), num_ranks)
+        evaluated(context(Mine(), **settings), model_of(Mine()), num_ranks)
 
 
 class AcrossRows(nn.Module):
