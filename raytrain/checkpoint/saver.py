@@ -60,8 +60,9 @@ class Saver:
     def can_retry(self) -> bool:
         """Whether the latest save failed, and another attempt may succeed: the storage was at fault, and did answer."""
         error = self.last_error
-        is_storage = isinstance(error, CheckpointError | StorageError | OSError) and not isinstance(error, UnsavableError)
-        return is_storage and not isinstance(error.__cause__, NoAnswer)
+        if not isinstance(error, CheckpointError | StorageError | OSError) or isinstance(error, UnsavableError):
+            return False
+        return not isinstance(error.__cause__, NoAnswer)
 
     @property
     def idle(self) -> bool:
