@@ -68,10 +68,12 @@ def assert_same(run_dir: RunDir, steps: dict[int, Any], expected: plain.Plain, r
     assert_close(final_weights(run_dir), expected.model, relative)
 
 
-def assert_close(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], relative: float = RELATIVE) -> None:
-    """Up to rounding, for each tensor that is expected."""
+def assert_close(
+    weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], relative: float = RELATIVE, least: float = 0.0
+) -> None:
+    """Up to rounding, for each tensor that is expected; relative to its largest value, or `least` if that is smaller."""
     for name, other in expected.items():
         wide = torch.complex128 if other.is_complex() else torch.float64
-        scale = float(other.to(wide).abs().max())
+        scale = max(float(other.to(wide).abs().max()), least)
         difference = float((weights[name].to(wide) - other.to(wide)).abs().max())
         assert difference <= relative * scale, f"{name} differs by {difference / max(scale, 1e-30):.1e}"

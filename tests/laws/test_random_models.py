@@ -19,7 +19,7 @@ from tests.support.drawn import NUM_STEPS, Drawn
 from tests.support.pool import PooledRun
 
 FIRST, LAST = (int(number) for number in os.environ.get("RAYTRAIN_DRAWS", "0:200").split(":"))
-TOLERANCE = 2e-5
+TOLERANCE, LEAST = 2e-5, 0.1
 ONE_AT_A_TIME = threading.Lock()
 """For the plain loop, which uses the random generators of this process."""
 
@@ -36,9 +36,9 @@ def check(number: int, path: Path) -> str:
         losses = [record.loss for record in run.run().values()]
         np.testing.assert_allclose(losses, expected.losses, rtol=TOLERANCE)
         assert len(losses) == NUM_STEPS
-        assert_close(final_weights(run.run_dir), expected.model, TOLERANCE)
+        assert_close(final_weights(run.run_dir), expected.model, TOLERANCE, LEAST)
         if config.ema_decay:
-            assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average, TOLERANCE)
+            assert_close(final_weights(run.run_dir, "ema.safetensors"), expected.average, TOLERANCE, LEAST)
         assert audit(run.run_dir).passed
     except Exception as error:  # noqa: BLE001 - the number is what makes it reproducible
         return f"draw {number}, {task.choice}, {task.settings()}, {run.plot}: {type(error).__name__}: {error}"
