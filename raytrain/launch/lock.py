@@ -163,9 +163,9 @@ class RunLock:
             if name == self.claim.name:
                 continue
             claim = self._read(name)
-            if claim is None or self._is_dead(claim):
+            if claim is not None and self._is_dead(claim):
                 self._delete(name)
-            else:
+            elif claim is not None:
                 others.append(claim)
         return others
 
@@ -182,11 +182,14 @@ class RunLock:
         return now - since >= LEASE_S or abs(time.time() - claim.time) >= OUTDATED_S
 
     def _read(self, name: str) -> Claim | None:
-        """None for a file that is damaged, or has just gone."""
+        """None for a file that has just gone; one that cannot be read may be written at this moment."""
         try:
             return Claim(**self.run_dir.read_json(CLAIMS, f"{name}.json"))
-        except (FileNotFoundError, TypeError, ValueError):
+        except FileNotFoundError:
             return None
+        except (TypeError, ValueError):
+            now = time.time()
+            return Claim(name, "an unknown machine", 0, "", 0.0, since=now, beats=-1, time=now)
 
     def _write(self) -> None:
         self.run_dir.write_json(asdict(self.claim), CLAIMS, f"{self.claim.name}.json")
