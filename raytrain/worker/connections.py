@@ -6,6 +6,7 @@ sockets that the process opened while the group was formed. Linux only: elsewher
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -68,7 +69,9 @@ def _listening(sockets: dict[int, int]) -> Iterator[tuple[int, tuple[str, int]]]
 def _held(inode: int, fd: int) -> Iterator[socket.socket | None]:
     """A duplicate of a TCP socket for the time of the block; None if it is another kind, or the descriptor means another."""
     try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         copy = socket.socket(fileno=os.dup(fd))
+        fcntl.fcntl(copy, fcntl.F_SETFL, flags)  # `socket.setdefaulttimeout` would make the original non-blocking, too
     except OSError:
         yield None
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -56,8 +57,11 @@ def test_connections_of_others_are_left_alone() -> None:
     assert connections._found == {}, "nothing listens that did not before"
     group = socket.create_server(("127.0.0.1", 0))
     of_group = [socket.create_connection(group.getsockname()), group.accept()[0]]
+    socket.setdefaulttimeout(5.0)  # the task may do that
     connections.find()
     connections.shut_down()
+    socket.setdefaulttimeout(None)
+    assert all(os.get_blocking(one.fileno()) for one in kept)
     for one in of_group:
         assert one.recv(1) == b"", "it was shut down"
     kept[2].sendall(b"x")
