@@ -185,7 +185,7 @@ class HealthMonitor:
 
     def _own_limit(self, heartbeat: Heartbeat) -> tuple[float, str]:
         """For how many seconds a worker may be busy with something of its own, and what says so."""
-        is_slow = heartbeat.activity in SLOW or heartbeat.is_first
+        is_slow = heartbeat.activity in SLOW or heartbeat.activity == HANDING_OVER or heartbeat.is_first
         return (self.timeouts.slow_s, SLOW_LIMIT) if is_slow else (self.timeouts.hang_s, HANG_LIMIT)
 
     def _wait_limit(self, heartbeat: Heartbeat) -> tuple[float, str]:

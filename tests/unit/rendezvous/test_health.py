@@ -131,6 +131,9 @@ def test_r6_a_silent_worker_whose_process_answers_has_the_timeout_of_its_activit
     assert watching.unhealthy(126.0) == {"w0": text, "w1": text.replace(LOSS, WAITING)}
     watching.record(replace(beat(since_s=1.0), store=store), 127.0)
     assert "w0" not in watching.unhealthy(127.0)
+    watching.record(replace(beat(HANDING_OVER), store=store), 200.0)  # packing a large state holds the GIL
+    watching.record_answer("w0", 240.0)
+    assert "w0" not in watching.unhealthy(240.0)
 
 
 def test_a_starting_worker_may_be_silent_for_the_slow_timeout() -> None:
