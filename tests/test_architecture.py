@@ -70,6 +70,7 @@ IMPORTED_ONCE: dict[str, str] = {
     "worker/entry.py": "connects the loop to Ray; tests run the loop without it",
     "worker/loop.py": "the story; everything below it is a chapter:",
     "worker/boundary.py": "what is due between steps,",
+    "worker/handover.py": "how newcomers come to have the state,",
     "worker/evaluation.py": "evaluation,",
     "worker/step.py": "one step,",
     "worker/reducers.py": "and how gradients and buffers are reduced in it",

@@ -72,10 +72,6 @@ class Snapshot:
         files = {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
         return files | ({EMA: _model_bytes({**self.model, **self.ema})} if self.ema else {})
 
-    def to_bytes(self) -> bytes:
-        """The same state as one byte string, for a joining worker. Raises UnsavableError as `files`."""
-        return _plain_bytes({"model": self.model, "ema": self.ema, **self.rest})
-
 
 def bare_name(model: nn.Module, name: str) -> str:
     """The name of a parameter or buffer, without the names of wrappers: torch.compile's and DataParallel's."""
@@ -86,6 +82,36 @@ def bare_name(model: nn.Module, name: str) -> str:
 def bare_entries(model: nn.Module) -> dict[str, Any]:
     """The model's `state_dict` with names without wrappers."""
     return {bare_name(model, key): value for key, value in model.state_dict().items()}
+
+
+def live_state(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    step: int,
+    extra: Mapping[str, Any] | None = None,
+    ema: Mapping[str, Tensor] | None = None,
+) -> dict[str, Any]:
+    """The state as nested plain values and the live tensors themselves; arguments as those of `snapshot`.
+
+    Returns:
+        "model", the entries of the bare model's `state_dict`, "ema", and the parts of `Snapshot.rest` but for "model_extra".
+    """
+    return {
+        "model": bare_entries(model),
+        "ema": dict(ema or {}),
+        "step": step,
+        "extra": dict(extra or {}),
+        "kinds": _kinds(optimizer, scheduler),
+        **_parts(optimizer, scheduler),
+    }
+
+
+def load_live_state(
+    state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None
+) -> Restored:
+    """Loads what `live_state` has returned on a peer. Raises ResumeError as `restore`."""
+    return _load(state["model"], state, model, optimizer, scheduler)
 
 
 def snapshot(
@@ -107,18 +133,13 @@ def snapshot(
         ema: averaged weights by the names of the bare model's parameters.
     """
     start = time.monotonic()
-    entries = {key: _copy(value) for key, value in bare_entries(model).items()}
-    rest = {
-        "step": step,
-        "extra": _copy(dict(extra or {})),
-        "kinds": _kinds(optimizer, scheduler),
-        **{role: _copy(value) for role, value in _parts(optimizer, scheduler).items()},
-        "model_extra": {key: value for key, value in entries.items() if not isinstance(value, Tensor)},
-    }
+    rest = _copy(live_state(model, optimizer, scheduler, step, extra, ema))
+    entries, averages = rest.pop("model"), rest.pop("ema")
+    rest["model_extra"] = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
     if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.current_stream().synchronize()  # copies from a GPU are asynchronous
     tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
-    return Snapshot(step, tensors, rest, _copy(dict(ema or {})), time.monotonic() - start)
+    return Snapshot(step, tensors, rest, averages, time.monotonic() - start)
 
 
 def check_savable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
@@ -129,8 +150,8 @@ def check_savable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler
     """
     entries = model.state_dict()
     _model_bytes({key: value.new_empty(0) for key, value in entries.items() if isinstance(value, Tensor)})
-    _refuse_objects({key: value for key, value in entries.items() if not isinstance(value, Tensor)}, "model_extra")
-    _refuse_objects(_parts(optimizer, scheduler), "")
+    refuse_objects({key: value for key, value in entries.items() if not isinstance(value, Tensor)}, "model_extra")
+    refuse_objects(_parts(optimizer, scheduler), "")
 
 
 def rehearse_restore(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
@@ -147,7 +168,7 @@ def rehearse_restore(model: nn.Module, optimizer: Optimizer, scheduler: LRSchedu
     extra = _open(_plain_bytes({key: _copy(value) for key, value in entries.items() if not isinstance(value, Tensor)}))
     if extra:
         model.load_state_dict({**entries, **extra}, strict=True)
-    optimizer.load_state_dict(saved["optimizer"])
+    _load_optimizer(optimizer, saved["optimizer"])
     if scheduler:
         scheduler.load_state_dict(saved["scheduler"])
     saved = _open(_plain_bytes(saved))  # whatever was loaded may have been changed or kept
@@ -178,24 +199,18 @@ def restore(
         if name not in files:
             raise CheckpointError(f"{name} is missing: the checkpoint has only {', '.join(files) or 'no files'}")
     rest = _open(files[STATE]) | {"ema": safetensors.torch.load(files[EMA]) if EMA in files else {}}
-    return _load(safetensors.torch.load(files[MODEL]), rest, model, optimizer, scheduler, keeps_settings)
-
-
-def restore_bytes(data: bytes, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> Restored:
-    """Loads the result of `Snapshot.to_bytes`. Raises ResumeError as `restore`."""
-    rest = _open(data)
-    return _load(rest.pop("model"), rest, model, optimizer, scheduler)
+    entries = {**safetensors.torch.load(files[MODEL]), **rest["model_extra"]}
+    return _load(entries, rest, model, optimizer, scheduler, keeps_settings)
 
 
 def _load(
-    tensors: Mapping[str, Tensor],
+    entries: Mapping[str, Any],
     rest: Mapping[str, Any],
     model: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
     keeps_settings: bool = False,
 ) -> Restored:
-    entries = {**tensors, **rest["model_extra"]}
     if difference := _difference(bare_entries(model), entries):
         raise _differs("model", difference, "the model has the parameters and buffers of the checkpoint")
     for role, kind in _kinds(optimizer, scheduler).items():
@@ -204,7 +219,7 @@ def _load(
             raise _differs(role, f"{kind or 'none'} here, {saved or 'none'} in the checkpoint", "both have the same class")
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        optimizer.load_state_dict(rest["optimizer"])
+        _load_optimizer(optimizer, rest["optimizer"])
     except ValueError as error:
         raise _differs("optimizer", str(error), "it has the parameter groups of the checkpoint's") from error
     model.load_state_dict({key: entries[bare_name(model, key)] for key in model.state_dict()}, strict=True)
@@ -214,6 +229,31 @@ def _load(
     if scheduler and not keeps_settings:
         scheduler.load_state_dict(rest["scheduler"])
     return Restored(int(rest["step"]), rest["extra"], rest["ema"])
+
+
+def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    optimizer.load_state_dict(saved)
+    _keep_types(optimizer, saved)
+
+
+def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Undoes what `load_state_dict` has changed: it casts state to the type of its parameter, and breaks strings."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in saved["state"].get(number, {}).items():
+            optimizer.state[parameter][name] = _with_types(optimizer.state[parameter].get(name), value)
+
+
+def _with_types(loaded: Any, saved: Any) -> Any:
+    """`saved`, with its tensors on the devices of those in `loaded`."""
+    if isinstance(saved, Tensor):
+        return saved.to(loaded.device) if isinstance(loaded, Tensor) and loaded.dtype != saved.dtype else loaded
+    if type(saved) in _MAPPINGS and type(loaded) is type(saved) and loaded.keys() == saved.keys():
+        return type(saved)({key: _with_types(loaded[key], value) for key, value in saved.items()})
+    if type(saved) in (list, tuple) and type(loaded) is type(saved) and len(loaded) == len(saved):
+        return type(saved)(_with_types(*pair) for pair in zip(loaded, saved, strict=True))
+    return saved if type(saved) is str else loaded
 
 
 def _parts(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
@@ -264,7 +304,7 @@ def _model_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _plain_bytes(value: dict[str, Any]) -> bytes:
-    _refuse_objects(value, "")
+    refuse_objects(value, "")
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -277,16 +317,16 @@ def _open(data: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{STATE} contains more than tensors and plain values, and is not loaded") from error
 
 
-def _refuse_objects(value: Any, where: str) -> None:
+def refuse_objects(value: Any, where: str) -> None:
     """Raises UnsavableError for a value that is neither plain nor a tensor, and names its path."""
     kind = type(value)
     if kind in _MAPPINGS:
         for key, item in value.items():
-            _refuse_objects(key, f"{where} key {key!r}")
-            _refuse_objects(item, f"{where}.{key}" if where else str(key))
+            refuse_objects(key, f"{where} key {key!r}")
+            refuse_objects(item, f"{where}.{key}" if where else str(key))
     elif kind in (list, tuple):
         for index, item in enumerate(value):
-            _refuse_objects(item, f"{where}[{index}]")
+            refuse_objects(item, f"{where}[{index}]")
     elif kind not in _LEAVES:
         what = f"is a {kind.__module__}.{kind.__qualname__}, which plain torch.load would refuse"
         raise UnsavableError(

@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,8 +115,8 @@ class ExactSum:
         torch._foreach_add_([self._sums[number] for number in numbers], [gradient.to(torch.int64) for gradient in gradients])
 
     @torch.no_grad()
-    def reduce(self) -> bool:
-        """Sums over the ranks.
+    def reduce(self, synchronize: Callable[[], None] = lambda: None) -> bool:
+        """Sums over the ranks; `synchronize` waits for the device, with a limit.
 
         Returns:
             True: the parameters have the summed gradients, and `exponents` are those for the next step. False: the passes
@@ -127,6 +127,7 @@ class ExactSum:
         reductions += [dist.all_reduce(piece, async_op=True) for piece in torch.split(self._flat, BUCKET_ELEMENTS)]
         for reduction in reductions:
             reduction.wait()
+        synchronize()
         largest, present = extremes.tolist()
         is_finite = all(map(math.isfinite, largest))
         misfits = [

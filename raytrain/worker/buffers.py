@@ -124,7 +124,8 @@ class BufferReducer:
         if not self._all:
             return []
         count = torch.tensor([float(self._num_collected)], dtype=torch.float64, device=group.device)
-        flat = group.all_reduce(torch.cat([count, *(sums.reshape(-1) for sums in self._sums)]))
+        flat = torch.cat([count, *(sums.reshape(-1) for sums in self._sums)])
+        group.all_reduce_async(flat).wait()
         parts = torch.split(flat[1:], [sums.numel() for sums in self._sums])
         totals = [part.view_as(sums).sum(0) for part, sums in zip(parts, self._sums, strict=True)]
         largest = torch.cat([value.reshape(-1) for value in self._largest]) if self._largest else None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = "connections"
 HEARTBEATS_PER_TIMEOUT = 5
+NCCL_WITHOUT_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""NCCL's watchdog would end this process on the error of a peer; `Group` aborts instead, which requires that it does not."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,13 @@ def _run_worker(connections: Connections) -> None:
     except RaySystemError as error:  # a module of the task is not on this node, for example
         raise TaskError(task_traceback(error), "unpickling the task in a worker") from None
     host = ray.util.get_node_ip_address()
-    for name, value in {**network_variables(host), **spec.environment}.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(new_variables(host, spec.environment, os.environ))
 
     import torch
 
     from raytrain.events.kinds import OutputLine
+    from raytrain.worker.failures import WorkerBroken
     from raytrain.worker.loop import TrainingLoop
-    from raytrain.worker.state import StateMismatch
     from raytrain.worker.telemetry import captured_output
 
     torch.set_num_threads(spec.config.num_threads)
@@ -69,13 +70,19 @@ def _run_worker(connections: Connections) -> None:
     try:
         with captured_output(lambda: loop.rank, telemetry.emit):
             loop.run()
-    except StateMismatch as error:  # not a mistake in the user's code, which would end the run
+    except WorkerBroken as error:  # not a mistake in the user's code, which would end the run
         telemetry.emit(OutputLine(rank=loop.rank, stream="stderr", text=f"{error}; its process ends"))
         telemetry.close()
         os._exit(1)
     finally:
         context.heartbeat.close()
         telemetry.close()
+
+
+def new_variables(host: str, from_driver: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that a worker sets: those of its network and of the driver where it has none of its own."""
+    defaults = {**network_variables(host), **from_driver}
+    return {name: value for name, value in defaults.items() if name not in own} | NCCL_WITHOUT_WATCHDOG
 
 
 def _build_context(connections: Connections, spec: RunSpec, host: str) -> WorkerContext:

@@ -14,16 +14,22 @@ from raytrain.data.loader import Batch
 from raytrain.data.source import Columns
 from raytrain.errors import ConfigError, RaytrainError, TaskError, task_traceback
 from raytrain.task import Loss, Task
+from raytrain.worker.failures import failure_of
 
 
 @contextmanager
 def user_code(where: str) -> Iterator[None]:
-    """Raises a `TaskError` for an exception of the user's code, with a traceback of the user's frames."""
+    """Raises a `TaskError` for an exception of the user's code, with a traceback of the user's frames.
+
+    A lost peer in a collective of the user's code, as SyncBatchNorm has them, or a failure of the GPU is raised as such.
+    """
     try:
         yield
     except RaytrainError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
+    except (Exception, SystemExit) as error:
+        if (failure := failure_of(error, in_task=True)) is not None:
+            raise failure from error
         remote = error.__cause__ if isinstance(error.__cause__, RaytrainError) else None  # raised in a process of Ray Data
         shown = str(remote) if remote else task_traceback(error)
         raise TaskError(shown, where, "".join(traceback.format_exception(error))) from None
@@ -100,10 +106,13 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`."""
+    """The batch with its tensors on `device`.
+
+    They are copied from pinned memory: a copy from other memory makes the host wait for all that is queued on the device.
+    """
     if device.type == "cpu":
         return batch
-    return Batch({name: column.to(device, non_blocking=True) for name, column in batch.items()}, batch.left_out)
+    return Batch({name: column.pin_memory().to(device, non_blocking=True) for name, column in batch.items()}, batch.left_out)
 
 
 def shapes_of(batch: Batch) -> int:

@@ -24,11 +24,13 @@ from raytrain.rendezvous.state import NO_STATE, Generation, JoinRequest, Signals
 from raytrain.worker import bitwise
 from raytrain.worker.boundary import StepBoundary
 from raytrain.worker.context import WorkerContext
-from raytrain.worker.group import Group, PeerLost, process_group, serve_store
+from raytrain.worker.failures import PeerLost
+from raytrain.worker.group import Group, process_group, serve_store
+from raytrain.worker.handover import broadcast_state
 from raytrain.worker.heartbeat import SignalWatcher
 from raytrain.worker.hooks import user_code
 from raytrain.worker.rehearsal import rehearse
-from raytrain.worker.state import TrainState, broadcast_state, build_state, restore_newest
+from raytrain.worker.state import TrainState, build_state, restore_newest
 from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
 from raytrain.worker.telemetry import PauseTimer
 
@@ -130,7 +132,7 @@ class TrainingLoop:
         context.heartbeat.set_activity(HANDING_OVER)
         untold = group.broadcast_object(context.telemetry.unacknowledged() if group.is_leader else None)
         try:
-            broadcast_state(state, group)
+            broadcast_state(state, group, partial(context.heartbeat.set_activity, HANDING_OVER))
         finally:  # whoever has the state has its steps, too: if the leader dies now, only this rank can still tell of them
             context.telemetry.merge([record for record in untold if record.step < state.step])
 

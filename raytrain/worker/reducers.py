@@ -22,7 +22,8 @@ from raytrain.config import RunConfig
 from raytrain.errors import TaskError
 from raytrain.rendezvous.health import WAITING
 from raytrain.worker.bitwise import ExactSum
-from raytrain.worker.group import Group, peer_loss
+from raytrain.worker.failures import peer_loss
+from raytrain.worker.group import Group
 from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.state import TrainState
 
@@ -70,9 +71,9 @@ class Reducer(Protocol):
 
 def build_reducer(config: RunConfig, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> Reducer:
     if config.exactness == "bitwise":
-        return ExactReducer(config, state, heartbeat)
+        return ExactReducer(config, state, group, heartbeat)
     if config.find_unused_parameters:
-        return PresentReducer(state, heartbeat)
+        return PresentReducer(state, group, heartbeat)
     return DdpReducer(state, group, heartbeat)
 
 
@@ -129,9 +130,9 @@ class PresentReducer:
 
     waits_in_backward = False
 
-    def __init__(self, state: TrainState, heartbeat: HeartbeatSender) -> None:
+    def __init__(self, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> None:
         self.model: Any = CallCounter(state)
-        self._heartbeat = heartbeat
+        self._group, self._heartbeat = group, heartbeat
         self._trained = [p for p in state.model.parameters() if p.requires_grad]
 
     def loss_scale(self, planned_rows: int) -> float:
@@ -154,7 +155,7 @@ class PresentReducer:
         self._heartbeat.set_activity(WAITING)
         device = self._trained[0].device
         present = torch.tensor([p.grad is not None for p in self._trained], dtype=torch.float32, device=device)
-        dist.all_reduce(present)
+        self._group.all_reduce(present)
         gradients = [_dense(p) for p, count in zip(self._trained, present.tolist(), strict=True) if count]
         buckets = [(bucket, torch.cat([gradient.reshape(-1) for gradient in bucket])) for bucket in _buckets(gradients)]
         for reduction in [dist.all_reduce(flat, async_op=True) for _, flat in buckets]:
@@ -176,9 +177,9 @@ class ExactReducer:
 
     waits_in_backward = False
 
-    def __init__(self, config: RunConfig, state: TrainState, heartbeat: HeartbeatSender) -> None:
+    def __init__(self, config: RunConfig, state: TrainState, group: Group, heartbeat: HeartbeatSender) -> None:
         self.model: Any = CallCounter(state)
-        self._state, self._heartbeat = state, heartbeat
+        self._state, self._group, self._heartbeat = state, group, heartbeat
         parameters = list(state.model.parameters())
         self._numbers = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
         trained = [parameters[number] for number in self._numbers]
@@ -201,7 +202,7 @@ class ExactReducer:
 
     def reduce(self) -> bool:
         self._heartbeat.set_activity(WAITING)
-        return self._sum.reduce()
+        return self._sum.reduce(self._group.synchronize)
 
     def end_step(self, applied: bool) -> None:
         """A step that is skipped leaves the exponents as they were, whatever its repetitions have set."""

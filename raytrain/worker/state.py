@@ -1,4 +1,4 @@
-"""The training state in a worker's memory: built from the task, restored, broadcast to newcomers, compared between ranks.
+"""The training state in a worker's memory: built from the task, restored, and copied.
 
 Everything that a step changes is here, so that it changes together: weights, optimizer, scheduler, step number, and the
 latest evaluation. Runs in the worker's training thread.
@@ -7,25 +7,24 @@ latest evaluation. Runs in the worker's training thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from raytrain.checkpoint.manifest import CLONED_FROM, best_of
-from raytrain.checkpoint.state import Restored, Snapshot, restore, restore_bytes, snapshot
+from raytrain.checkpoint.state import Restored, Snapshot, live_state, load_live_state, restore, snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
 from raytrain.data.loader import to_tensors
 from raytrain.data.reading import first_rows
-from raytrain.errors import RaytrainError, ResumeError, TaskError
+from raytrain.errors import ResumeError, TaskError
 from raytrain.events.kinds import StateRestored
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.bitwise import UNKNOWN, deterministic_kernels_only
 from raytrain.worker.buffers import buffer_places, is_persistent, read, write
 from raytrain.worker.context import RunSpec
-from raytrain.worker.group import Group, PeerLost
 from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, seed_everything, user_code
 from raytrain.worker.lr_schedule import LRSchedule, build_lr_schedule
 from raytrain.worker.model import (
@@ -40,10 +39,6 @@ from raytrain.worker.model import (
     trained_names,
 )
 from raytrain.worker.optimizers import build_optimizer
-
-
-class StateMismatch(RaytrainError):
-    """This worker's state is not the one that the leader sent: its process, or its machine, cannot be trusted."""
 
 
 @dataclass
@@ -99,15 +94,11 @@ class TrainState:
         return self.schedule.scheduler if self.schedule else None
 
     def snapshot(self) -> Snapshot:
-        places = buffer_places(self.model)
-        extra = {
-            "exponents": self.exponents,
-            "last_applied": list(self.last_applied),
-            "trained": {"at_start": self._trained_at_start, "now": trained_names(self.model)},
-            "buffers": {name: read(places[name]) for name in self.written_buffers if not is_persistent(places[name])},
-        }
-        averages = self.ema.values() if self.ema else None
-        return snapshot(self.model, self.optimizer, self.scheduler, self.step, extra, averages)
+        return snapshot(self.model, self.optimizer, self.scheduler, self.step, *self._rest())
+
+    def live(self) -> dict[str, Any]:
+        """Nested plain values with the live tensors, for `load_live` of a peer."""
+        return live_state(self.model, self.optimizer, self.scheduler, self.step, *self._rest())
 
     def load_checkpoint(self, files: Mapping[str, bytes], keeps_settings: bool = False) -> None:
         """Loads a checkpoint; see `checkpoint.state.restore`, also for the errors."""
@@ -115,9 +106,20 @@ class TrainState:
         if keeps_settings and self.schedule:
             self.schedule.advance_to(self.step)
 
-    def load_bytes(self, data: bytes) -> None:
+    def load_live(self, state: Mapping[str, Any]) -> None:
         """Loads the state that a peer has sent."""
-        self._set(restore_bytes(data, self.model, self.optimizer, self.scheduler))
+        self._set(load_live_state(state, self.model, self.optimizer, self.scheduler))
+
+    def _rest(self) -> tuple[dict[str, Any], Mapping[str, torch.Tensor] | None]:
+        """What belongs to the state besides model, optimizer, scheduler and step; and the averaged weights."""
+        places = buffer_places(self.model)
+        extra = {
+            "exponents": self.exponents,
+            "last_applied": list(self.last_applied),
+            "trained": {"at_start": self._trained_at_start, "now": trained_names(self.model)},
+            "buffers": {name: read(places[name]) for name in self.written_buffers if not is_persistent(places[name])},
+        }
+        return extra, self.ema.values() if self.ema else None
 
     def _set(self, restored: Restored, keeps_settings: bool = False) -> None:
         """Sets what belongs to the state besides model, optimizer and scheduler.
@@ -229,40 +231,6 @@ def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> Stat
     return StateRestored(step=state.step, checkpoint=checkpoint.name, damaged=reasons)
 
 
-def broadcast_state(state: TrainState, group: Group) -> None:
-    """Gives every rank the leader's state, and verifies that they are equal afterwards.
-
-    Sends nothing if all ranks have the same state already, as after the loss of a peer. Ranks at the same step can differ in
-    their last bits: one that was cut off, but alive, has taken its last step in another group.
-
-    Raises:
-        StateMismatch: this rank's state differs from the leader's afterwards.
-        PeerLost: another rank's state does; that rank will not train with the others.
-    """
-    evaluation = group.broadcast_object(state.evaluation)
-    if not _all_equal(group, (state.step, checksum(state))):
-        data = group.broadcast_object(state.snapshot().to_bytes() if group.is_leader else None)
-        if not group.is_leader:
-            state.load_bytes(data)
-        checksums = group.all_gather_object(checksum(state))
-        if checksums[group.rank] != checksums[0]:
-            raise StateMismatch(f"after the broadcast of step {state.step}, this worker's state is not the leader's")
-        if any(other != checksums[0] for other in checksums):
-            raise PeerLost(f"the state of another worker differs after the broadcast of step {state.step}")
-    state.evaluation = evaluation
-
-
-def checksum(state: TrainState) -> tuple[int, int]:
-    """Two 64-bit sums over the bits of the weights and of the optimizer's tensors; equal states have equal checksums."""
-    sums = torch.zeros(2, dtype=torch.int64)
-    for number, tensor in enumerate(_tensors(state)):
-        bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        words = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
-        total = words.sum(dtype=torch.int64).cpu()
-        sums += torch.stack([total, total * (2 * number + 1)])
-    return int(sums[0]), int(sums[1])
-
-
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -277,19 +245,3 @@ def _best_score(store: CheckpointStore, best: str) -> float | None:
     checkpoint = best_of(store.list(), best)
     score = checkpoint.manifest.metrics.get(parse_best(best)[1], math.nan) if checkpoint else math.nan
     return float(score) if math.isfinite(score) else None
-
-
-def _all_equal(group: Group, value: object) -> bool:
-    values = group.all_gather_object(value)
-    return all(other == values[0] for other in values)
-
-
-def _tensors(state: TrainState) -> Iterator[torch.Tensor]:
-    yield from state.model.state_dict().values()
-    places = buffer_places(state.model)
-    yield from (read(places[name]) for name in state.written_buffers if not is_persistent(places[name]))
-    yield from state.ema.values().values() if state.ema else ()
-    yield torch.tensor(state.exponents, dtype=torch.int64)
-    for slots in state.optimizer.state_dict()["state"].values():
-        values: list[Any] = list(slots.values()) if isinstance(slots, dict) else []
-        yield from (value for value in values if isinstance(value, torch.Tensor))

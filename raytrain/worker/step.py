@@ -22,7 +22,8 @@ from raytrain.rendezvous.state import Signals
 from raytrain.worker.bitwise import deterministic_kernels_only
 from raytrain.worker.buffers import BufferReducer, WriteGuard, find_written, unchanged_buffers
 from raytrain.worker.context import RunSpec
-from raytrain.worker.group import Group, peer_loss
+from raytrain.worker.failures import peer_loss
+from raytrain.worker.group import Group
 from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.hooks import as_sum, autocast, check_loss, on_device, seed_everything, shapes_of, user_code
 from raytrain.worker.model import check_gradients, check_parameter_groups, first_not_finite
@@ -87,10 +88,9 @@ class TrainStep:
         if self._is_trained != [parameter.requires_grad for parameter in self._parameters]:
             self._reducer.close()  # parameters were frozen or unfrozen since the last step, on all ranks alike
             self._begin_reducer()
-        totals, buffers = self._reduce(batches, planned_rows, pending)
-        if self._group.device.type == "cuda":  # errors of NCCL come late: the update must not be queued behind one
-            torch.cuda.current_stream(self._group.device).synchronize()
-        return self._commit(totals, planned_rows, buffers)
+        vector, buffers = self._reduce(batches, planned_rows, pending)
+        totals, norm = self._read(vector)
+        return self._commit(totals, norm, planned_rows, buffers)
 
     def check_progress(self, batches: StepBatches) -> None:
         """Call it after a step that was skipped.
@@ -121,26 +121,26 @@ class TrainStep:
         self._is_trained = [parameter.requires_grad for parameter in self._parameters]
         self._reducer = build_reducer(self._config, self._state, self._group, self._heartbeat)
 
-    def _reduce(self, batches: StepBatches, planned_rows: int, pending: Signals) -> tuple[list[float], list[torch.Tensor]]:
-        """Runs and reduces the passes, again if the reducer asks for it; returns totals and buffers."""
+    def _reduce(self, batches: StepBatches, planned_rows: int, pending: Signals) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Runs and reduces the passes, again if the reducer asks for it; returns the reduced vector, and buffers."""
         self._buffers.begin()
         self._guard.begin()
         for _ in range(MAX_ATTEMPTS):
             self._state.clear_gradients()
             self._reducer.begin()
             try:
-                totals = self._run_passes(batches, planned_rows, pending)
+                vector = self._run_passes(batches, planned_rows, pending)
                 is_reduced = self._reducer.reduce()
                 buffers = self._buffers.reduce(self._group)
             finally:
                 self._buffers.rewind()
             if is_reduced:
-                return totals, buffers
+                return vector, buffers
         step = self._state.step
         raise TaskError(f"loss at step {step} gives other gradients each time for the same rows and random numbers", "loss")
 
-    def _run_passes(self, batches: StepBatches, planned_rows: int, pending: Signals) -> list[float]:
-        """Forward and backward of each micro-batch; returns [loss sum, weight, regroup, save, stop] over all ranks.
+    def _run_passes(self, batches: StepBatches, planned_rows: int, pending: Signals) -> torch.Tensor:
+        """Forward and backward of each micro-batch; returns [loss sums, weights, regroup, save, stop] over all ranks.
 
         Loss and weight of each logical worker have elements of their own in the vector that is reduced, and are added in the
         order of logical workers: the same values for any number of ranks.
@@ -171,8 +171,20 @@ class TrainStep:
             if idle_loss is not None:
                 self._backward(idle_loss)
         work.wait()
-        values = vector.tolist()
-        return [sum(values[:num_logical]), sum(values[num_logical:-3]), *values[-3:]]
+        return vector
+
+    def _read(self, vector: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+        """[loss sum, weight, regroup, save, stop, norm], and the norm of the gradients, finite only if they are.
+
+        Here, once per step, the host waits for the device. Errors of NCCL come late, too: the update must not be queued
+        behind one.
+        """
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = _sum(gradients) if self._config.clip_norm is None else torch.nn.utils.get_total_norm(gradients)
+        to_read = torch.cat([vector, norm.detach().to(vector).reshape(1)])
+        self._group.synchronize()
+        values, num_logical = to_read.tolist(), self._config.num_logical
+        return [sum(values[:num_logical]), sum(values[num_logical:-4]), *values[-4:]], norm
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
         device = self._group.device
@@ -203,18 +215,17 @@ class TrainStep:
         if not self._reducer.model.num_calls:
             raise TaskError("loss did not call the model; it calls model(...), not only the model's methods", "loss")
 
-    def _commit(self, totals: list[float], planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
+    def _commit(self, totals: list[float], norm: torch.Tensor, planned_rows: int, buffers: list[torch.Tensor]) -> StepResult:
         """Applies the step. Nothing can fail from here on but the user's own optimizer or scheduler."""
-        loss_sum, weight, regroup, save, stop = totals
+        loss_sum, weight, regroup, save, stop, size = totals
         state, config = self._state, self._config
         trained = [parameter for parameter in self._parameters if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-        if weight != planned_rows and weight:
-            torch._foreach_mul_(gradients, planned_rows / weight)
-        norm = _sum(gradients) if config.clip_norm is None else torch.nn.utils.get_total_norm(gradients)
-        applied = math.isfinite(loss_sum) and math.isfinite(weight) and bool(norm.isfinite())
+        scale = planned_rows / weight if weight else 1.0
+        if scale != 1.0:
+            torch._foreach_mul_([parameter.grad for parameter in trained if parameter.grad is not None], scale)
+        applied = math.isfinite(loss_sum) and math.isfinite(weight) and math.isfinite(size * scale)
         if applied and config.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(trained, config.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(trained, config.clip_norm, norm * scale)
         learning_rate = state.learning_rate
         self._heartbeat.set_activity(IN_OPTIMIZER)
         if applied:

@@ -8,11 +8,12 @@ import pytest
 
 from raytrain.events.kinds import StepsDone
 from raytrain.events.log import read
+from raytrain.launch.schedule import build_schedule
 from raytrain.report.audit import audit
-from tests.laws.compare import assert_same, by_hand, settings
+from tests.laws.compare import assert_same, by_hand, settings, train_by_hand
 from tests.support.child import PLACES
 from tests.support.local import Kill, LocalRun, Plot
-from tests.support.tasks import TASKS
+from tests.support.tasks import TASKS, OnBrokenGpu
 
 END_OF_EPOCH = 13
 CHAINS = {
@@ -54,6 +55,17 @@ def test_r1_a_leader_that_dies_after_it_has_handed_over_its_state_leaves_no_gap(
         ["w0", "w1"],
         ["w1"],
     ]
+
+
+@pytest.mark.timeout(60)
+def test_p2_a_gpu_that_fails_in_the_tasks_code_costs_its_worker_and_not_the_run(tmp_path: Path) -> None:
+    bad_row = int(build_schedule(TASKS["dropout"], settings()).train.row_ids(5, 0)[0])
+    task = OnBrokenGpu(mark=str(tmp_path / "failed"), bad_row=bad_row)
+    run = LocalRun(task, settings(), tmp_path, Plot(2))
+    steps = run.run()
+    assert_same(run.run_dir, steps, train_by_hand(task, settings()))
+    assert audit(run.run_dir).passed
+    assert run.generations[0].members[0].worker not in {member.worker for member in run.generations[-1].members}
 
 
 def check(run: LocalRun) -> None:

@@ -24,6 +24,7 @@ from raytrain.task import Task
 from raytrain.worker import boundary, loop
 from raytrain.worker.context import RunSpec, WorkerContext
 from raytrain.worker.entry import HEARTBEATS_PER_TIMEOUT
+from raytrain.worker.failures import WorkerBroken
 from raytrain.worker.heartbeat import HeartbeatSender
 from raytrain.worker.loop import TrainingLoop
 from raytrain.worker.state import TrainState
@@ -154,6 +155,10 @@ def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches
         TrainingLoop(context).run()
         telemetry.close()
         rendezvous.ask("done")
+    except WorkerBroken:
+        telemetry._closed.set()
+        context.heartbeat.close()
+        raise Killed from None
     except Killed:
         telemetry._closed.set()
         context.heartbeat.close()

@@ -13,7 +13,8 @@ SCRIPT = """
 import gc, sys, weakref
 import torch.distributed as dist
 from raytrain.rendezvous.state import JoinRequest, Generation
-from raytrain.worker.group import PeerLost, process_group, serve_store
+from raytrain.worker.failures import PeerLost
+from raytrain.worker.group import process_group, serve_store
 from tests.unit.worker.tasks import Slope
 from tests.unit.worker.test_step import CPU, Bench
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from raytrain.rendezvous.state import Generation, JoinRequest
 from raytrain.worker.connections import Connections
-from raytrain.worker.group import PeerLost, process_group, serve_store
+from raytrain.worker.failures import PeerLost
+from raytrain.worker.group import process_group, serve_store
 
 PEER = """
 import sys, time, torch

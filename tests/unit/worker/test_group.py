@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from raytrain.errors import InternalError
 from raytrain.rendezvous.state import Generation, JoinRequest
 from raytrain.worker import group as module
-from raytrain.worker.group import Group, PeerLost, peer_loss, process_group, serve_store
+from raytrain.worker.failures import PeerLost
+from raytrain.worker.group import Group, chunks, process_group, serve_store
 from raytrain.worker.network import network_variables
 
 CPU = torch.device("cpu")
@@ -78,43 +78,14 @@ def test_r6_a_leader_or_a_peer_that_is_gone_is_given_up_soon(is_leader: bool, mo
     assert time.monotonic() - started < 30, "however long a step may take"
 
 
-@pytest.mark.parametrize(("device", "num_aborts"), [("cuda", 1), ("cpu", 0)])
-def test_r6_nccl_has_a_call_that_breaks_it_from_outside(
-    device: str, num_aborts: int, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aborted: list[str] = []
-    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append("all"))
-    Group(group.generation, group.rank, torch.device(device)).abort()
-    assert len(aborted) == num_aborts
-
-
-def test_there_is_nothing_to_break_when_the_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: pytest.fail("there is none"))
-    Group(Generation(1, (), "start"), 0, torch.device("cuda")).abort()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22942"),
-        RuntimeError("Timed out waiting 3000ms for recv operation to complete"),
-        RuntimeError("Gloo connectFullMesh failed with ..."),
-        RuntimeError("NCCL error: remote process exited"),
-        dist.DistNetworkError("failed"),
-    ],
-)
-def test_errors_of_the_transport_and_the_store_are_the_loss_of_a_peer(error: Exception) -> None:
-    with pytest.raises(PeerLost), peer_loss():
-        raise error
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shape mismatch"), ValueError("connection closed by peer"), InternalError("gloo")]
-)
-def test_other_errors_pass(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, peer_loss():
-        raise error
-    assert caught.value is error
+@pytest.mark.parametrize("limit", [1, 5, 8, 100])
+def test_chunks_cover_all_bytes_once_and_in_order(limit: int) -> None:
+    sizes = [3, 0, 12, 1, 8]
+    cut = list(chunks(sizes, limit))
+    assert [(n, i) for piece in cut for n, start, stop in piece for i in range(start, stop)] == [
+        (n, i) for n, size in enumerate(sizes) for i in range(size)
+    ]
+    assert {sum(stop - start for _, start, stop in piece) for piece in cut[:-1]} <= {limit}
 
 
 def test_the_interface_is_the_one_that_has_the_address() -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from ray.exceptions import RaySystemError
 
+from raytrain.data.loader import Batch
 from raytrain.data.ray_reader import RemoteError, RemoteErrors
 from raytrain.errors import PACKAGE, ConfigError, InternalError, TaskError, WholeTracebacks
 from raytrain.task import Loss, Task
 from raytrain.worker import entry
-from raytrain.worker.hooks import as_sum, autocast, own_transform, seed_everything, user_code
+from raytrain.worker.hooks import as_sum, autocast, on_device, own_transform, seed_everything, user_code
 
 ROWS = 4
 
@@ -212,3 +213,23 @@ def test_a_task_without_a_transform_of_its_own_has_none() -> None:
     transform = own_transform(Doubles())
     assert transform is not None
     assert transform({"x": np.ones(1)})["x"] == 2
+
+
+class OnHost:
+    """A column that notes how it is copied."""
+
+    is_pinned = False
+
+    def pin_memory(self) -> OnHost:
+        self.is_pinned = True
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool) -> tuple[torch.device, bool, bool]:
+        return device, non_blocking, self.is_pinned
+
+
+def test_columns_are_copied_to_a_gpu_from_pinned_memory_without_waiting() -> None:
+    column: Any = OnHost()
+    gpu = torch.device("cuda")
+    assert on_device(Batch({"x": column}), gpu)["x"] == (gpu, True, True)
+    assert on_device(Batch({"x": column}), torch.device("cpu"))["x"] is column

@@ -12,8 +12,9 @@ from torch import nn
 
 import raytrain
 from raytrain.errors import ConfigError, TaskError
+from raytrain.worker.handover import digest_of
 from raytrain.worker.rehearsal import rehearse
-from raytrain.worker.state import TrainState, build_state, checksum
+from raytrain.worker.state import TrainState, build_state
 from raytrain.worker.step import warm_up
 from tests.support.tasks import Regression, WithBatchNorm, WithDropout
 from tests.unit.worker.stubs import CPU, context_of, spec_of
@@ -133,7 +134,7 @@ def test_what_can_be_evaluated_and_saved_is_taken_and_leaves_no_trace(kind: Any)
     state = rehearsed(kind)
     spec = spec_of(task, steps=10)
     other = build_state(spec, CPU)
-    assert checksum(state) == checksum(other)
+    assert digest_of(state) == digest_of(other)
     assert state.optimizer.state_dict() == other.optimizer.state_dict()
     assert all(module.training for module in state.model.modules())
     assert all(parameter.grad is None for parameter in state.model.parameters())

@@ -17,16 +17,8 @@ from raytrain.events.messages import describe
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.rundir import CHECKPOINTS, RunDir
 from raytrain.worker import state as module
-from raytrain.worker.group import Group, PeerLost
-from raytrain.worker.state import (
-    EvaluationState,
-    StateMismatch,
-    TrainState,
-    broadcast_state,
-    build_state,
-    checksum,
-    restore_newest,
-)
+from raytrain.worker.handover import digest_of
+from raytrain.worker.state import TrainState, build_state, restore_newest
 from tests.support.tasks import WithDropout
 from tests.unit.worker.stubs import CPU, spec_of
 from tests.unit.worker.tasks import Slope
@@ -47,51 +39,10 @@ def trained(steps: int) -> TrainState:
     return state
 
 
-class Follower(Group):
-    """A follower of a group of two, whose leader has the values that the test gives.
-
-    Args:
-        shared: what the leader shares, one after the other.
-        theirs: what the leader adds to each gathering, one after the other.
-    """
-
-    def __init__(self, shared: list[Any], theirs: list[Any]) -> None:
-        self.rank, self.size, self.device = 1, 2, CPU
-        self._shared, self._theirs = shared, theirs
-
-    def broadcast_object(self, value: Any) -> Any:
-        return self._shared.pop(0)
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        return [self._theirs.pop(0), value]
-
-
 def test_the_initial_state_depends_on_the_seed_alone() -> None:
-    assert checksum(built()) == checksum(built())
-    assert checksum(built()) != checksum(built(seed=6))
+    assert digest_of(built()) == digest_of(built())
+    assert digest_of(built()) != digest_of(built(seed=6))
     assert built().step == NO_STATE
-
-
-def test_checksums_differ_if_weights_or_the_optimizer_differ() -> None:
-    state, other = trained(2), trained(2)
-    assert checksum(state) == checksum(other)
-    with torch.no_grad():
-        weight = next(other.model.parameters()).view(-1)
-        weight[3] = torch.nextafter(weight[3], torch.tensor(9.0))
-    assert checksum(state) != checksum(other)
-    third = trained(2)
-    next(iter(third.optimizer.state.values()))["exp_avg"].view(-1)[0] += 1e-6
-    assert checksum(state) != checksum(third)
-
-
-def test_the_checksum_covers_weights_of_every_type_and_shape() -> None:
-    model = nn.Linear(3, 1).bfloat16()
-    model.register_buffer("mask", torch.ones(5, dtype=torch.bool))
-    model.register_buffer("count", torch.tensor(3))
-    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
-    before = checksum(state)
-    model.mask[4] = False
-    assert checksum(state) != before
 
 
 def test_r7_a_fall_back_says_which_newer_checkpoint_was_damaged_and_how(tmp_path: Path) -> None:
@@ -105,7 +56,7 @@ def test_r7_a_fall_back_says_which_newer_checkpoint_was_damaged_and_how(tmp_path
     (directory / "step-000000004").mkdir()  # of a save that was killed: nothing was lost
     state = built()
     restored = restore_newest(state, store, "min:valid/loss")
-    assert (state.step, checksum(state)) == (1, checksum(trained(1)))
+    assert (state.step, digest_of(state)) == (1, digest_of(trained(1)))
     size = len(trained(3).snapshot().files()["state.pt"])
     assert restored.damaged == {
         "step-000000003": f"state.pt is 10 bytes, the manifest says {size} bytes",
@@ -121,50 +72,6 @@ def test_r7_a_fall_back_says_which_newer_checkpoint_was_damaged_and_how(tmp_path
     (directory / "step-000000001/manifest.json").write_text("{")
     with pytest.raises(ResumeError, match=r"step-000000003: [^$]*step-000000002: .*SHA-256[^$]*step-000000001: .*not JSON"):
         restore_newest(state, store, "min:valid/loss")
-
-
-def test_nothing_is_sent_if_all_ranks_are_equal() -> None:
-    state, best = trained(3), EvaluationState(3, 0.25, 3, {"valid/loss": 0.25})
-    broadcast_state(state, Follower([best], [(3, checksum(state))]))
-    assert state.evaluation == best
-
-
-@pytest.mark.parametrize("newcomer", ["new", "with other last bits"])
-def test_who_differs_takes_all_of_the_leaders_state(newcomer: str) -> None:
-    leader, mine = trained(3), built(seed=9) if newcomer == "new" else trained(3)
-    with torch.no_grad():
-        next(mine.model.parameters()).view(-1)[0] += 1e-7
-    theirs = [(3, checksum(leader)), checksum(leader)]
-    broadcast_state(mine, Follower([EvaluationState(2, 0.5), leader.snapshot().to_bytes()], theirs))
-    assert (mine.step, mine.evaluation.best_score) == (3, 0.5)
-    assert checksum(mine) == checksum(leader)
-    assert mine.learning_rate == leader.learning_rate < 0.005
-
-
-def test_a_worker_whose_state_differs_after_the_broadcast_is_refused() -> None:
-    leader, newcomer = trained(3), built()
-    with pytest.raises(StateMismatch, match="after the broadcast of step 3"):
-        broadcast_state(newcomer, Follower([EvaluationState(), leader.snapshot().to_bytes()], [(3, (0, 0)), (0, 0)]))
-
-
-def test_the_others_do_not_train_with_a_worker_whose_state_differs() -> None:
-    class Three(Follower):
-        def all_gather_object(self, value: Any) -> list[Any]:
-            return [*super().all_gather_object(value), (0, 0)]
-
-    leader, follower = trained(3), trained(3)
-    theirs = [(3, checksum(leader)), checksum(leader)]
-    with pytest.raises(PeerLost, match="another worker differs"):
-        broadcast_state(follower, Three([EvaluationState(), leader.snapshot().to_bytes()], theirs))
-    assert checksum(follower) == checksum(leader)
-
-
-def test_a_loss_during_the_broadcast_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    newcomer = built()
-    before = checksum(newcomer)
-    with pytest.raises(IndexError):  # the leader is gone before its state has come
-        broadcast_state(newcomer, Follower([EvaluationState(2, 0.5)], [(3, (0, 0))]))
-    assert (newcomer.step, newcomer.evaluation, checksum(newcomer)) == (NO_STATE, EvaluationState(), before)
 
 
 def failing(model: nn.Module) -> Any:
