@@ -236,6 +236,13 @@ class Transformed(Regression):
         return {"twice": (model(batch["x"]) - batch["twice"]).abs().mean()}
 
 
+class Summarised(Regression):
+    """Its metrics have other names than what is reported."""
+
+    def summarise(self, sums: Any) -> dict[str, Any]:
+        return {"f1": sums["right"] / sums["rows"]}
+
+
 class TwoSources(Regression):
     def data(self) -> dict[str, Any]:
         return {**super().data(), "test": super().data()["valid"]}
@@ -249,7 +256,7 @@ def check(metric: str, task: Task) -> None:
     ("task", "metric"),
     [
         *((Regression(), "valid/mae"), (Regression(), "valid/loss"), (Enormous(), "valid/mae")),
-        (NeedsValues(), "valid/anything"),  # the first evaluation checks it
+        *((NeedsValues(), "valid/anything"), (Summarised(), "valid/f1")),  # the first evaluation checks it
         *((LossOnly(), "valid/loss"), (Transformed(), "valid/twice"), (TwoSources(), "test/mae")),
     ],
     ids=lambda value: type(value).__name__,

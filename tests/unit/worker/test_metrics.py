@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,8 +18,6 @@ from raytrain.worker.means import check_means
 from raytrain.worker.scoring import Scorer, evaluation_mode
 from tests.support.tasks import NUM_VALID, Regression
 from tests.unit.worker.test_evaluation import context, evaluated, model_of, valid_rows
-
-torchmetrics = pytest.importorskip("torchmetrics")
 
 SPLITS = [(num_ranks, micro_batch) for num_ranks in (1, 3) for micro_batch in (None, 2)]
 
