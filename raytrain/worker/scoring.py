@@ -48,7 +48,7 @@ class Scorer:
         self.needs_gradients = False
         self._has_worked = False
         for part in model.modules():
-            if is_metric_object(part):  # it may hold rows of training
+            if is_metric_object(part) and hasattr(part, "_reductions"):  # of torchmetrics: it may hold rows of training
                 part.reset()  # type: ignore[operator]
 
     def __call__(self, columns: Batch, num_rows: int, seed: tuple[int, ...], with_metrics: bool = True) -> Tallies:
