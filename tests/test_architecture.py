@@ -188,5 +188,13 @@ def test_every_public_name_is_there() -> None:
         raytrain.trainer  # noqa: B018
 
 
+def test_each_row_of_what_people_bring_names_tests_that_exist() -> None:
+    text = (PACKAGE.parent / "jobs" / "README.md").read_text().partition("## What people bring")[2]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and "shown by" not in line]
+    assert len(rows) > 40
+    shown = {name for row in rows for name in row[-1].split(", ")}
+    assert [name for name in sorted(shown) if not (PACKAGE.parent / "tests" / name).is_file()] == []
+
+
 def test_the_version_is_the_one_that_is_installed() -> None:
     assert raytrain.__version__ == importlib.metadata.version("raytrain")
