@@ -68,6 +68,16 @@ def failure_of(error: BaseException, in_task: bool = False) -> RaytrainError | N
     return None
 
 
+def raise_failure(error: BaseException, in_task: bool = False) -> None:
+    """Raises the failure that an error means, if it means one."""
+    failure = failure_of(error, in_task)
+    try:
+        if failure is not None:
+            raise failure from error
+    finally:
+        del failure  # its traceback holds this frame, and all of them hold the process group
+
+
 @contextmanager
 def peer_loss() -> Iterator[None]:
     """Raises `PeerLost` or `WorkerBroken` for the errors that mean one, in our own code; all others pass."""
@@ -79,9 +89,8 @@ def peer_loss() -> Iterator[None]:
         if _KERNEL_OF_TASK.search(str(error)):  # shows at whatever waits for the device next
             text = f"{error}\nset CUDA_LAUNCH_BLOCKING=1 to see where"
             raise TaskError(text, "a kernel that the task's code has started") from error
-        if (failure := failure_of(error)) is None:
-            raise
-        raise failure from error
+        raise_failure(error)
+        raise
 
 
 def is_memory_held_by_others(message: str) -> bool:
@@ -114,4 +123,7 @@ def within(limit_s: float, what: str, call: Callable[[], object]) -> None:
     executor.shutdown(wait=False)
     if not wait([future], limit_s).done:
         raise WorkerBroken(f"{what} has not returned after {limit_s:g} s")
-    future.result()
+    try:
+        future.result()
+    finally:
+        del future  # see `raise_failure`

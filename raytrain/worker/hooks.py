@@ -14,7 +14,7 @@ from raytrain.data.loader import Batch
 from raytrain.data.source import Columns
 from raytrain.errors import ConfigError, RaytrainError, TaskError, task_traceback
 from raytrain.task import Loss, Task
-from raytrain.worker.failures import failure_of
+from raytrain.worker.failures import raise_failure
 
 
 @contextmanager
@@ -28,8 +28,7 @@ def user_code(where: str) -> Iterator[None]:
     except RaytrainError:
         raise
     except (Exception, SystemExit) as error:
-        if (failure := failure_of(error, in_task=True)) is not None:
-            raise failure from error
+        raise_failure(error, in_task=True)
         remote = error.__cause__ if isinstance(error.__cause__, RaytrainError) else None  # raised in a process of Ray Data
         shown = str(remote) if remote else task_traceback(error)
         raise TaskError(shown, where, "".join(traceback.format_exception(error))) from None
