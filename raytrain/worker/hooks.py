@@ -27,7 +27,7 @@ def user_code(where: str) -> Iterator[None]:
         yield
     except RaytrainError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is the user's to see
         raise_failure(error, in_task=True)
         remote = error.__cause__ if isinstance(error.__cause__, RaytrainError) else None  # raised in a process of Ray Data
         shown = str(remote) if remote else task_traceback(error)
