@@ -194,6 +194,8 @@ class Group:
             self._abort_thread.join(BACKEND_TIMEOUT_S)
             if self._abort_thread.is_alive():
                 raise WorkerBroken(f"aborting a process group has not returned after {BACKEND_TIMEOUT_S:g} s")
+        if self._connections is not None:
+            self._connections.shut_down()  # also if something, such as a traceback, still refers to the group
         _destroy()
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
