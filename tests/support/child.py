@@ -152,7 +152,8 @@ def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches
                 _ask_before(step, request, rendezvous, patches)
         for kill in job.kills:
             _plant(kill, type(job.task), state_of, rendezvous, patches)
-        TrainingLoop(context).run()
+        training = TrainingLoop(context)
+        training.run()
         telemetry.close()
         rendezvous.ask("done")
     except WorkerBroken:
@@ -160,6 +161,7 @@ def _run_worker(job: ChildJob, rendezvous: PipeRendezvous, writer: Pipe, patches
         context.heartbeat.close()
         raise Killed from None
     except Killed:
+        training._saver.close()  # a process that is gone writes no checkpoint beside those of the next leader
         telemetry._closed.set()
         context.heartbeat.close()
         raise

@@ -15,7 +15,7 @@ import raytrain
 from tests.laws.compare import LAW_SETTINGS
 from tests.support.tasks import Gated
 
-CALLS = [0]  # of loss in this process; the first one is the warm-up pass
+CALLS = [0]  # of loss in this process; the first three are before the first step
 
 
 class Job(Gated):
