@@ -45,7 +45,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def failing(script: Path) -> Iterator[JobProcess]:
     """A job with a Ray of its own whose loss raises; another one runs on this machine at the same time."""
-    flags = ["--fails", "5", "--run.name", "fails", "--run.workers", "2", "--run.threads-per-worker", "3"]
+    flags = ["--fails", "4", "--run.name", "fails", "--run.workers", "2", "--run.threads-per-worker", "3"]
     job = JobProcess(script, *flags, "--run.forward-env", "TOKEN", environment={"NCCL_DEBUG": "WARN", "TOKEN": "abc"})
     yield job
     job.process.kill()
