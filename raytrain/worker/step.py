@@ -123,11 +123,11 @@ class TrainStep:
 
     def _reduce(self, batches: StepBatches, planned_rows: int, pending: Signals) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Runs and reduces the passes, again if the reducer asks for it; returns the reduced vector, and buffers."""
-        self._buffers.begin()
         self._guard.begin()
         for _ in range(MAX_ATTEMPTS):
             self._state.clear_gradients()
             self._reducer.begin()
+            self._buffers.begin()
             try:
                 vector = self._run_passes(batches, planned_rows, pending)
                 is_reduced = self._reducer.reduce()
@@ -297,4 +297,5 @@ def _sum(gradients: list[torch.Tensor]) -> torch.Tensor:
     """A number that is finite only if all gradients are; on a CPU a sum takes half the time of a norm."""
     if gradients and gradients[0].is_cuda:  # where one kernel per parameter would cost more than the fused norm
         return torch.nn.utils.get_total_norm(gradients)
-    return torch.stack([gradient.sum() for gradient in gradients]).sum() if gradients else torch.zeros(())
+    real = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in gradients]
+    return torch.stack([gradient.sum() for gradient in real]).sum() if real else torch.zeros(())

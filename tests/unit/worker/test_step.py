@@ -373,6 +373,27 @@ def test_a_parameter_group_added_while_training_is_refused(bench: Make) -> None:
         bench(AddsGroup()).run()
 
 
+class Imaginary(Slope):
+    """A complex weight whose gradient is real for the rows of the data, and not a number in its imaginary part otherwise."""
+
+    def model(self) -> nn.Module:
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+        model.forward = lambda x, factor: (x * model.weight.real + factor * model.weight.imag)[:, 0]  # type: ignore[method-assign]
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        each = model(batch["x"], torch.where(batch["length"][:, None] > 0, 0.0, math.inf))
+        return torch.where(batch["length"] > 0, each, each.detach().nan_to_num(0.0) * 0 + (each - each.detach()))
+
+
+def test_a_gradient_with_an_imaginary_part_that_is_not_finite_is_skipped(bench: Make) -> None:
+    one = bench(Imaginary())
+    assert one.run().applied
+    bad = {0: [one.micro(0, 4)], 1: [one.micro(4, 8, length=np.zeros(4, np.int64))]}
+    assert not one.run(bad).applied
+
+
 def test_a_schedule_moves_with_the_steps(bench: Make) -> None:
     one = bench(Scheduled())
     rates = [one.run().learning_rate for _ in range(3)]
