@@ -29,7 +29,7 @@ from raytrain.worker.failures import PeerLost, peer_loss
 from raytrain.worker.group import Group
 from raytrain.worker.handover import digest_of
 from raytrain.worker.state import TrainState, build_state
-from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, StepResult, TrainStep, warm_up
+from raytrain.worker.step import IN_BACKWARD, IN_LOSS, IN_OPTIMIZER, StepResult, TrainStep, _sum, warm_up
 from tests.laws.compare import assert_same, by_hand
 from tests.laws.compare import settings as law_settings
 from tests.support.local import Kill, LocalRun, Plot
@@ -373,25 +373,10 @@ def test_a_parameter_group_added_while_training_is_refused(bench: Make) -> None:
         bench(AddsGroup()).run()
 
 
-class Imaginary(Slope):
-    """A complex weight whose gradient is real for the rows of the data, and not a number in its imaginary part otherwise."""
-
-    def model(self) -> nn.Module:
-        model = nn.Module()
-        model.weight = nn.Parameter(torch.ones(1, dtype=torch.complex64))
-        model.forward = lambda x, factor: (x * model.weight.real + factor * model.weight.imag)[:, 0]  # type: ignore[method-assign]
-        return model
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        each = model(batch["x"], torch.where(batch["length"][:, None] > 0, 0.0, math.inf))
-        return torch.where(batch["length"] > 0, each, each.detach().nan_to_num(0.0) * 0 + (each - each.detach()))
-
-
-def test_a_gradient_with_an_imaginary_part_that_is_not_finite_is_skipped(bench: Make) -> None:
-    one = bench(Imaginary())
-    assert one.run().applied
-    bad = {0: [one.micro(0, 4)], 1: [one.micro(4, 8, length=np.zeros(4, np.int64))]}
-    assert not one.run(bad).applied
+def test_the_imaginary_part_of_a_gradient_counts_when_it_is_checked() -> None:
+    gradients = [torch.ones(2), torch.tensor([complex(1.0, math.inf)])]
+    assert not _sum(gradients).to(torch.float64).isfinite()
+    assert _sum(gradients[:1]).isfinite()
 
 
 def test_a_schedule_moves_with_the_steps(bench: Make) -> None:
