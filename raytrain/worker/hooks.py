@@ -111,7 +111,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     """
     if device.type == "cpu":
         return batch
-    return Batch({name: column.pin_memory().to(device, non_blocking=True) for name, column in batch.items()}, batch.left_out)
+    pinned = {name: column.pin_memory() if device.type == "cuda" else column for name, column in batch.items()}
+    return Batch({name: column.to(device, non_blocking=True) for name, column in pinned.items()}, batch.left_out)
 
 
 def shapes_of(batch: Batch) -> int:
