@@ -47,6 +47,6 @@ def check(number: int, path: Path) -> str:
 
 @pytest.mark.timeout(3600 if LAST > 200 else 180)
 def test_random_models_with_random_losses_and_joins_equal_a_plain_loop(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         wrong = [text for text in pool.map(lambda number: check(number, tmp_path), range(FIRST, LAST)) if text]
     assert not wrong, "\n\n".join(wrong)
