@@ -227,6 +227,9 @@ def process_group(
                 host, port = generation.members[0].store
                 store = network.join_store(host, port, FORMING_TIMEOUT_S)
             connections = Connections()
+            # PyTorch names a group by their number in this process, and counts those that could not be formed; all members
+            # need the same name. A group that is destroyed resets the count.
+            dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 BACKENDS[device.type],
                 store=PrefixStore(f"generation-{generation.number}", store),

@@ -16,6 +16,7 @@ from raytrain.worker import group as module
 from raytrain.worker.failures import PeerLost
 from raytrain.worker.group import Group, chunks, process_group, serve_store
 from raytrain.worker.network import network_variables
+from tests.support.local import CONTEXT
 
 CPU = torch.device("cpu")
 
@@ -76,6 +77,31 @@ def test_r6_a_leader_or_a_peer_that_is_gone_is_given_up_soon(is_leader: bool, mo
     with pytest.raises(PeerLost), process_group(generation, "w0", store, CPU, 60.0):
         pytest.fail("there is no group of two")
     assert time.monotonic() - started < 30, "however long a step may take"
+
+
+def meet(generation: Generation) -> None:
+    """A newcomer that takes part in one sum."""
+    with process_group(generation, "w2", serve_store("127.0.0.1"), CPU, 10.0) as formed:
+        formed.all_reduce(torch.ones(1))
+
+
+def test_p2_a_worker_whose_group_could_not_be_formed_meets_a_newcomer_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = serve_store("127.0.0.1")
+    me, lost, newcomer = (JoinRequest(name, 0, ("127.0.0.1", store.port)) for name in ("w0", "w1", "w2"))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FORMING_TIMEOUT_S", 0.5)
+        with pytest.raises(PeerLost), process_group(Generation(1, (me, lost), "start"), "w0", store, CPU, 60.0):
+            pytest.fail("there is no group of two")
+    generation = Generation(2, (me, newcomer), "loss")
+    process = CONTEXT.Process(target=meet, args=(generation,), daemon=True)
+    process.start()
+    try:
+        with process_group(generation, "w0", store, CPU, 10.0) as formed:
+            assert formed.all_reduce(torch.ones(1)).item() == 2.0
+        process.join(10)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("limit", [1, 5, 8, 100])
