@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from pyarrow import fs
+
+from raytrain.timeout import CallTimeout, call_within
 
 ANSWER_LIMIT_S = 30.0
 """How long the storage may take to answer a call; more for one that moves many bytes."""
@@ -120,25 +121,8 @@ class NoAnswer(OSError):
     """The storage did not answer in time."""
 
 
-class _Outcome:
-    """What became of a block that runs in another thread: it ends, with or without an error."""
-
-    def __init__(self) -> None:
-        self.has_ended = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        self.error = error
-        self.has_ended.set()
-        return True
-
-
 def within(limit_s: float, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What `call` returns or raises, if it does so in time; otherwise its thread is left behind.
+    """What a call of the storage returns or raises, if it does so in time.
 
     Args:
         limit_s: the time limit in seconds.
@@ -148,18 +132,10 @@ def within(limit_s: float, what: str, call: Callable[..., Any], *args: Any, **op
     Raises:
         NoAnswer: it is still running.
     """
-    outcome = _Outcome()
-
-    def run() -> None:
-        with outcome:
-            outcome.value = call(*args, **options)
-
-    threading.Thread(target=run, name="storage", daemon=True).start()
-    if not outcome.has_ended.wait(limit_s):
-        raise NoAnswer(errno.ETIMEDOUT, f"the storage has not answered for {limit_s:.1f} s: {what}")
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value
+    try:
+        return call_within(limit_s, call, *args, **options)
+    except CallTimeout:
+        raise NoAnswer(errno.ETIMEDOUT, f"the storage has not answered for {limit_s:.1f} s: {what}") from None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import raytrain
 
 PACKAGE = Path(raytrain.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["errors", "units", "version"], 0),
+    **dict.fromkeys(["errors", "timeout", "units", "version"], 0),
     **dict.fromkeys(["config", "sweep_config", "task", "rundir"], 1),
     **dict.fromkeys(["plan", "events"], 2),
     **dict.fromkeys(["rendezvous"], 3),
@@ -35,8 +35,8 @@ NEIGHBOURS = {("task", "config"), ("sweep_config", "config")}
 """Files on one floor where one may import the other."""
 VIEWERS = ("console", "report", "events", "plan")
 """Parts that import neither torch nor Ray."""
-BROAD_EXCEPTS = {"worker/hooks.py": 1, "worker/telemetry.py": 1}
-"""How many handlers of `Exception` or wider there are, and where: around the user's code, and around telemetry."""
+BROAD_EXCEPTS = {"worker/hooks.py": 1}
+"""How many handlers of `Exception` or wider there are, and where: around the user's code."""
 MAX_LINES = 400
 IMPORTED_ONCE: dict[str, str] = {
     **dict.fromkeys(["cli/app.py", "cli/chaos.py", "cli/cluster.py", "cli/doctor.py", "cli/submit.py"], "a command each"),

@@ -154,7 +154,7 @@ def check_savable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler
     refuse_objects(_parts(optimizer, scheduler), "")
 
 
-def rehearse_restore(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+def check_restorable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
     """Saves and loads, in memory, the state of optimizer and scheduler, and what a model has besides tensors.
 
     Afterwards they have the same state. The optimizer's is small as long as it has made no step.

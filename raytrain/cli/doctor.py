@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -63,30 +63,31 @@ def doctor(
     from rich.console import Console
 
     console, began = Console(file=sys.stdout, highlight=False), time.monotonic()
-    num_workers = _smallest(workers) if workers else 0
+    settings: dict[str, Any] = {
+        "workers": _smallest(workers) if workers else 0,
+        "cpus_per_worker": cpus_per_worker,
+        "min_disk_bytes": min_disk_gib * 2**30,
+        "timeout_s": limit_s,
+    }
     if found := address or os.environ.get("RAY_ADDRESS"):
         check_address(found, "--address" if address else "RAY_ADDRESS")
         os.environ["RAY_ADDRESS"] = found
-    with _progress(console, shown=not as_json) as progress, contextlib.ExitStack() as opened:
-        progress("connecting to Ray")
-        from raytrain.launch.cluster import connected
-
-        opened.enter_context(connected())
-        from raytrain.cluster.doctor.examine import DoctorConfig, examine
-        from raytrain.elastic.environment import forwarded
-        from raytrain.launch.storage import absolute
-
-        order = DoctorConfig(
-            storage=absolute(storage),
-            workers=num_workers,
-            cpus_per_worker=cpus_per_worker,
-            min_disk_bytes=min_disk_gib * 2**30,
-            timeout_s=limit_s,
-            variables=forwarded(os.environ),
-            on_progress=progress,
-        )
-        rows = examine(order)
+    with _progress(console, shown=not as_json) as progress:
+        rows = _examine(storage, settings, progress)
     return _write(rows, time.monotonic() - began, console, as_json)
+
+
+def _examine(storage: str, settings: dict[str, Any], progress: Callable[[str], None]) -> list[Row]:
+    """Connects to Ray and examines its nodes."""
+    progress("connecting to Ray")
+    from raytrain.cluster.doctor.examine import DoctorConfig, examine
+    from raytrain.elastic.environment import forwarded
+    from raytrain.launch.cluster import connected
+    from raytrain.launch.storage import absolute
+
+    with connected():
+        config = DoctorConfig(storage=absolute(storage), variables=forwarded(os.environ), on_progress=progress, **settings)
+        return examine(config)
 
 
 def _write(rows: list[Row], seconds: float, console: Console, as_json: bool) -> int:

@@ -122,9 +122,9 @@ class DatasetSource:
             DataError: a row has other columns, shapes or dtypes than row 0.
         """
         found = {}
-        with seeded_generators() as seed_generators:
+        with seeded_generators() as seed_row:
             for row in row_ids.tolist():
-                seed_generators(*seed, row, ROW)
+                seed_row(*seed, row, ROW)
                 found[row] = self._like_row_0(row, self._rows[row])
         if not found:
             return {name: example[:0].copy() for name, example in self._example.items()}

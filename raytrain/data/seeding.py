@@ -22,21 +22,25 @@ SEEDED_GENERATORS = (
 """The rule that a generator of one's own breaks."""
 
 
+def seed_generators(*parts: int) -> int:
+    """Seeds the CPU's generators of torch, numpy and Python from integers; returns the number that they got."""
+    import torch
+
+    number = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes 1 ms where there is no GPU
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    return number
+
+
 @contextmanager
-def seeded_generators() -> Iterator[Callable[..., None]]:
-    """Gives a function that seeds the generators from its integers; restores their states at the end of the block."""
+def seeded_generators() -> Iterator[Callable[..., int]]:
+    """Gives `seed_generators`; restores the generators' states at the end of the block."""
     import torch
 
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-
-    def seed(*parts: int) -> None:
-        number = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-        torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes 1 ms where there is no GPU
-        np.random.seed(number % 2**32)
-        random.seed(number)
-
     try:
-        yield seed
+        yield seed_generators
     finally:
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])

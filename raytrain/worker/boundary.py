@@ -25,7 +25,7 @@ from raytrain.worker.evaluation import EvaluationInterrupted, evaluate
 from raytrain.worker.group import Group
 from raytrain.worker.heartbeat import SignalWatcher
 from raytrain.worker.hooks import user_code
-from raytrain.worker.rehearsal import check_savable_state
+from raytrain.worker.sanity_check import check_savable_state
 from raytrain.worker.state import EvaluationState, TrainState
 
 NO_SIGNALS = Signals()

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from raytrain.checkpoint.state import bare_name
 from raytrain.errors import ConfigError
 from raytrain.worker.group import Group
+from raytrain.worker.tensor_hash import as_bytes
 
 Place = tuple[nn.Module, str]
 """A module, and the name of a parameter or buffer in it: a pass may put another tensor there."""
@@ -267,5 +268,4 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     """Bit for bit, so that NaN equals itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    bits = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    return torch.equal(*bits)
+    return torch.equal(as_bytes(one), as_bytes(other))

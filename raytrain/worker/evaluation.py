@@ -75,8 +75,16 @@ def evaluate(
                 _score(context.heartbeat, scorer, first_rows, step, batches, tallies)
             except (TaskError, FourPartError) as error:
                 failure = error
+    values = _agree_on_values(context, group, scorer, dict(tallies), failure)
+    return {f"{name}/{key}": value for key, value in values.items()}
+
+
+def _agree_on_values(
+    context: WorkerContext, group: Group, scorer: Scorer, tallies: dict[int, Tallies], failure: Failure | None
+) -> dict[str, float]:
+    """The values over all ranks, computed by the leader; raises on all ranks what failed on one."""
     context.heartbeat.set_activity(WAITING)
-    of_ranks = group.all_gather_object((dict(tallies), failure))
+    of_ranks = group.all_gather_object((tallies, failure))
     _raise_first([failed for _, failed in of_ranks])
     values: dict[str, float] = {}
     if group.is_leader:
@@ -89,7 +97,7 @@ def evaluate(
         context.heartbeat.set_activity(WAITING)
     values, failure = group.broadcast_object((values, failure))
     _raise_first([failure])
-    return {f"{name}/{key}": value for key, value in values.items()}
+    return values
 
 
 def _score(

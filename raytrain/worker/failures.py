@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from raytrain.errors import RaytrainError, TaskError
+from raytrain.timeout import CallTimeout, call_within
 
 # gloo reports a dead or silent peer as a RuntimeError with a text of its own; NCCL and the store raise DistError kinds.
 _TRANSPORT = r"gloo|nccl|process group has not been initialized|process group specified"
@@ -118,12 +118,7 @@ def within(limit_s: float, what: str, call: Callable[[], object]) -> None:
     Raises:
         WorkerBroken: it has not returned after `limit_s` seconds; nothing but the end of the process ends it.
     """
-    executor = ThreadPoolExecutor(1, thread_name_prefix=what)
-    future = executor.submit(call)
-    executor.shutdown(wait=False)
-    if not wait([future], limit_s).done:
-        raise WorkerBroken(f"{what} has not returned after {limit_s:g} s")
     try:
-        future.result()
-    finally:
-        del future  # see `raise_failure`
+        call_within(limit_s, call)
+    except CallTimeout:
+        raise WorkerBroken(f"{what} has not returned after {limit_s:g} s") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from raytrain.data.loader import Batch
+from raytrain.data.seeding import seed_generators
 from raytrain.data.source import Columns
 from raytrain.errors import ConfigError, RaytrainError, TaskError, task_traceback
 from raytrain.task import Loss, Task
@@ -122,9 +122,6 @@ def shapes_of(batch: Batch) -> int:
 
 def seed_everything(*parts: int) -> None:
     """Seeds the generators of torch (all devices), numpy and Python from the numbers `parts`."""
-    seed = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes 1 ms where there is no GPU
+    number = seed_generators(*parts)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+        torch.cuda.manual_seed_all(number)

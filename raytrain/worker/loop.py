@@ -29,7 +29,7 @@ from raytrain.worker.group import Group, process_group, serve_store
 from raytrain.worker.handover import broadcast_state
 from raytrain.worker.heartbeat import SignalWatcher
 from raytrain.worker.hooks import user_code
-from raytrain.worker.rehearsal import rehearse
+from raytrain.worker.sanity_check import sanity_check
 from raytrain.worker.state import TrainState, build_state, restore_newest
 from raytrain.worker.step import TrainStep, gather_row_ids, warm_up
 from raytrain.worker.telemetry import PauseTimer
@@ -80,7 +80,7 @@ class TrainingLoop:
         context.heartbeat.serve((context.host, store.port))
         state = build_state(context.spec, context.device)
         warm_up(context.spec, state, context.device)
-        rehearse(context, state)
+        sanity_check(context, state)
         while not is_over:
             context.heartbeat.leave_generation()
             generation = context.rendezvous.join(self._join_request(state, store.port, generation))

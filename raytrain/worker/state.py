@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raytrain.checkpoint.manifest import CLONED_FROM, best_of
 from raytrain.checkpoint.state import Restored, Snapshot, live_state, load_live_state, restore, snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
-from raytrain.data.loader import to_tensors
+from raytrain.data.loader import Batch, to_tensors
 from raytrain.data.reading import first_rows
 from raytrain.errors import ResumeError, TaskError
 from raytrain.events.kinds import StateRestored
@@ -203,14 +205,18 @@ class Sample:
     def run_pass(self, model: Any, rows: slice | None = None) -> torch.Tensor:
         """The summed loss of a forward pass over some rows (by default those of one pass), seeded alike each time."""
         spec, row_ids = self._spec, self._row_ids[rows or slice(0, self.pass_rows)]
-        source = spec.sources["train"]
-        with user_code("transform, or reading, in the warm-up pass"):
-            columns = first_rows(source, own_transform(spec.task), row_ids)
-        batch = on_device(to_tensors(columns, source.left_out), self._device)
+        batch = on_device(first_batch(spec, "train", row_ids), self._device)
         seed_everything(spec.config.seed, 1, 0)
         modes = user_code("loss in the warm-up pass"), autocast(spec.config.precision, self._device)
         with modes[0], deterministic_kernels_only(), modes[1]:
             return as_sum(spec.task.loss(model, batch), len(row_ids), "loss")[0]
+
+
+def first_batch(spec: RunSpec, name: str, row_ids: NDArray[np.int64]) -> Batch:
+    """Rows of a source as the hooks see them, for passes before the training. Raises as `first_rows`, and TaskError."""
+    source = spec.sources[name]
+    with user_code(f"transform, or reading, of {name!r} before the first step"):
+        return to_tensors(first_rows(source, own_transform(spec.task), row_ids), source.left_out)
 
 
 def restore_newest(state: TrainState, store: CheckpointStore, best: str) -> StateRestored:

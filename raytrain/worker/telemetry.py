@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from ray.exceptions import RayError
+
 from raytrain.events.curve import StepRecord
 from raytrain.events.kinds import Event, OutputLine, StepsDone
 from raytrain.events.log import Batch, Receipt
@@ -161,7 +163,7 @@ class Telemetry:
                 return False
         try:
             receipt = self._send(batch, durably, self._timeout_s)
-        except Exception as error:  # noqa: BLE001 - the one guard around telemetry: its failure must not end a run
+        except (RayError, OSError) as error:  # the log is down, or slow: that must not end a run
             if not self._is_failing:
                 log.warning("could not deliver %d events (%s); they are sent again", len(unsent), type(error).__name__)
             self._is_failing = True

@@ -12,6 +12,8 @@ from raytrain.launch.schedule import build_schedule
 from raytrain.rendezvous.state import Generation
 from raytrain.worker.context import RunSpec, WorkerContext
 from raytrain.worker.heartbeat import HeartbeatSender
+from raytrain.worker.state import EvaluationState, TrainState, build_state
+from tests.support.tasks import WithDropout
 
 CPU = torch.device("cpu")
 
@@ -51,3 +53,20 @@ def spec_of(task: Any, **settings: Any) -> RunSpec:
 def context_of(spec: Any, store: Any = None, telemetry: Any = None) -> WorkerContext:
     unused: Any = None
     return WorkerContext(spec, unused, store, telemetry, FakeHeartbeat(), "w0", "127.0.0.1", "", 1, CPU)
+
+
+def built(task: Any = None, seed: int = 5) -> TrainState:
+    """The initial state of a small task."""
+    return build_state(spec_of(task or WithDropout(), seed=seed, steps=10), CPU)
+
+
+def trained(steps: int) -> TrainState:
+    """The same after some steps of its optimizer and schedule."""
+    state = built()
+    for _ in range(steps):
+        state.optimizer.zero_grad()
+        state.model(torch.ones(4, 12)).sum().backward()
+        state.optimizer.step()
+        state.scheduler.step()
+    state.step, state.evaluation = steps, EvaluationState(2, 0.5)
+    return state

@@ -15,26 +15,11 @@ from raytrain.worker import group as group_module
 from raytrain.worker import tensor_hash
 from raytrain.worker.failures import PeerLost, WorkerBroken
 from raytrain.worker.handover import StateMismatch, broadcast_state, digest_of
-from raytrain.worker.state import EvaluationState, TrainState, build_state
+from raytrain.worker.state import EvaluationState, TrainState
 from raytrain.worker.tensor_hash import hash_tensors
 from tests.support.ranks import ThreadGroup, in_ranks
-from tests.support.tasks import WideMomentum, WithDropout
-from tests.unit.worker.stubs import CPU, spec_of
-
-
-def built(seed: int = 5) -> TrainState:
-    return build_state(spec_of(WithDropout(), seed=seed, steps=10), CPU)
-
-
-def trained(steps: int) -> TrainState:
-    state = built()
-    for _ in range(steps):
-        state.optimizer.zero_grad()
-        state.model(torch.ones(4, 12)).sum().backward()
-        state.optimizer.step()
-        state.scheduler.step()  # type: ignore[union-attr]
-    state.step, state.evaluation = steps, EvaluationState(2, 0.5)
-    return state
+from tests.support.tasks import WideMomentum
+from tests.unit.worker.stubs import built, trained
 
 
 def share(*states: TrainState) -> tuple[list[Any], list[ThreadGroup]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from raytrain.checkpoint.store import CheckpointStore
@@ -18,25 +17,9 @@ from raytrain.rendezvous.state import NO_STATE
 from raytrain.rundir import CHECKPOINTS, RunDir
 from raytrain.worker import state as module
 from raytrain.worker.handover import digest_of
-from raytrain.worker.state import TrainState, build_state, restore_newest
-from tests.support.tasks import WithDropout
-from tests.unit.worker.stubs import CPU, spec_of
+from raytrain.worker.state import restore_newest
+from tests.unit.worker.stubs import built, trained
 from tests.unit.worker.tasks import Slope
-
-
-def built(task: Any = None, seed: int = 5) -> TrainState:
-    return build_state(spec_of(task or WithDropout(), seed=seed, steps=10), CPU)
-
-
-def trained(steps: int) -> TrainState:
-    state = built()
-    for _ in range(steps):
-        state.optimizer.zero_grad()
-        state.model(torch.ones(4, 12)).sum().backward()
-        state.optimizer.step()
-        state.scheduler.step()  # type: ignore[union-attr]
-    state.step = steps
-    return state
 
 
 def test_the_initial_state_depends_on_the_seed_alone() -> None:

@@ -10,23 +10,20 @@ import difflib
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raytrain.checkpoint.state import check_savable, rehearse_restore
+from raytrain.checkpoint.state import check_restorable, check_savable
 from raytrain.config import RunConfig
-from raytrain.data.loader import Batch, to_tensors
-from raytrain.data.source import ByColumn
 from raytrain.errors import ConfigError, TaskError, UnsavableError
 from raytrain.worker.buffers import unchanged_buffers
 from raytrain.worker.context import RunSpec, WorkerContext
-from raytrain.worker.hooks import own_transform, user_code
+from raytrain.worker.hooks import user_code
 from raytrain.worker.means import FEW_ROWS, check_means
 from raytrain.worker.metrics import scalars_in, values_of
 from raytrain.worker.scoring import Scorer, copied, evaluation_mode
-from raytrain.worker.state import TrainState
+from raytrain.worker.state import TrainState, first_batch
 
 
-def rehearse(context: WorkerContext, state: TrainState) -> None:
+def sanity_check(context: WorkerContext, state: TrainState) -> None:
     """Evaluates the first rows of each source, and saves and loads the state in memory.
 
     Raises:
@@ -39,7 +36,7 @@ def rehearse(context: WorkerContext, state: TrainState) -> None:
     state.clear_gradients()
     _check_metric_names(context.spec.config, state, names)
     with _savable(context.spec), user_code("load_state_dict of the optimizer or the scheduler"):
-        rehearse_restore(state.model, state.optimizer, state.scheduler)
+        check_restorable(state.model, state.optimizer, state.scheduler)
 
 
 def check_savable_state(spec: RunSpec, state: TrainState) -> None:
@@ -67,7 +64,7 @@ def _evaluate(context: WorkerContext, state: TrainState, source: str) -> list[st
     if not plan.num_rows:
         return []
     rows = plan.row_ids(0, 0)[:size]
-    scorer, columns = Scorer(context, state.model), _take(context, source, rows)
+    scorer, columns = Scorer(context, state.model), first_batch(context.spec, source, rows)
     tallies = scorer(copied(columns), len(rows), (0, 0))
     if scalars_in(tallies):
         _check_means(context, scorer, source)
@@ -84,17 +81,7 @@ def _check_means(context: WorkerContext, scorer: Scorer, source: str) -> None:
     if len(rows) < FEW_ROWS:
         rows = np.arange(min(FEW_ROWS, plan.num_rows))
     with contextlib.suppress(TaskError):  # so many rows may be too many, and a loss need not work in evaluation mode
-        check_means(scorer, _take(context, source, rows), len(rows), with_metrics=source != "train")
-
-
-def _take(context: WorkerContext, source: str, rows: NDArray[np.int64]) -> Batch:
-    """Some rows of a source as tensors, transformed."""
-    read_from = context.spec.sources[source]
-    columns = read_from.take(rows)
-    if (transform := own_transform(context.spec.task)) is not None:
-        with user_code("transform"):
-            columns = transform(ByColumn(columns, read_from.left_out))
-    return to_tensors(columns, read_from.left_out)
+        check_means(scorer, first_batch(context.spec, source, rows), len(rows), with_metrics=source != "train")
 
 
 def _check_metric_names(config: RunConfig, state: TrainState, names: list[str]) -> None:

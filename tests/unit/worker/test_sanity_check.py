@@ -13,17 +13,17 @@ from torch import nn
 import raytrain
 from raytrain.errors import ConfigError, TaskError
 from raytrain.worker.handover import digest_of
-from raytrain.worker.rehearsal import rehearse
+from raytrain.worker.sanity_check import sanity_check
 from raytrain.worker.state import TrainState, build_state
 from raytrain.worker.step import warm_up
 from tests.support.tasks import Regression, WithBatchNorm, WithDropout
 from tests.unit.worker.stubs import CPU, context_of, spec_of
 
 
-def rehearsed(kind: type[Regression], **settings: Any) -> TrainState:
+def checked(kind: type[Regression], **settings: Any) -> TrainState:
     spec = spec_of(kind(), **{"steps": 10} | settings)
     state = build_state(spec, CPU)
-    rehearse(context_of(spec), state)
+    sanity_check(context_of(spec), state)
     return state
 
 
@@ -81,7 +81,7 @@ def test_r9_what_cannot_be_saved_or_loaded_is_named_before_the_first_step(
 ) -> None:
     kind = type("Mine", (Regression,), {hook: lambda self, *given: made(*given)})
     with pytest.raises(error, match=f"(?s){text}"):
-        rehearsed(kind)
+        checked(kind)
 
 
 def by_tokens(self: Any, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -105,7 +105,7 @@ def without_valid(self: Any) -> dict[str, Any]:
 )
 def test_r4_r5_scalars_that_are_not_means_are_refused(hooks: Any, text: str, micro_batch: int | None) -> None:
     with pytest.raises(ConfigError, match=f"(?s){text}"):
-        rehearsed(type("Mine", (Regression,), hooks), micro_batch=micro_batch)
+        checked(type("Mine", (Regression,), hooks), micro_batch=micro_batch)
 
 
 class InTrainingOnly(Regression):
@@ -131,7 +131,7 @@ class NeedsAllRows(Regression):
 @pytest.mark.parametrize("kind", [InTrainingOnly, NeedsAllRows, WithDropout, WithBatchNorm])
 def test_what_can_be_evaluated_and_saved_is_taken_and_leaves_no_trace(kind: Any) -> None:
     task = kind()
-    state = rehearsed(kind)
+    state = checked(kind)
     spec = spec_of(task, steps=10)
     other = build_state(spec, CPU)
     assert digest_of(state) == digest_of(other)
@@ -140,7 +140,7 @@ def test_what_can_be_evaluated_and_saved_is_taken_and_leaves_no_trace(kind: Any)
     assert all(parameter.grad is None for parameter in state.model.parameters())
     frozen = copy.deepcopy(other.model).eval()
     other.model[0].eval()  # type: ignore[operator,index]
-    rehearse(context_of(spec), other)
+    sanity_check(context_of(spec), other)
     assert not other.model[0].training  # type: ignore[union-attr,index]
     assert other.model[1].training  # type: ignore[union-attr,index]
     assert not any(module.training for module in frozen.modules())
@@ -179,7 +179,7 @@ class Plateau(Regression):
 )
 def test_r8_a_metric_that_is_not_evaluated_decides_nothing(kind: Any, best: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        rehearsed(kind, best=best)
-    rehearsed(Regression, best="min:valid/mae")
-    rehearsed(Regression, best="min:valid/ema/mae", ema_decay=0.9)
+        checked(kind, best=best)
+    checked(Regression, best="min:valid/mae")
+    checked(Regression, best="min:valid/ema/mae", ema_decay=0.9)
     assert math.isfinite(build_state(spec_of(Regression()), CPU).learning_rate)
