@@ -138,6 +138,9 @@ class RunConfig(Settings):
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: int | None = Field(default=None, gt=0)
     """PyTorch threads per worker. Default: cpus_per_worker, at least 1."""
+    fork_workers: bool = True
+    """Fork each worker from a process on its node that has imported PyTorch and Ray, which starts it in a fraction of the
+    time; if off, or where the job's runtime_env decides which Python runs, each worker imports them itself."""
     forward_env: tuple[str, ...] = ()
     """Environment variables that the driver passes on to workers, in addition to those of NCCL, gloo, PyTorch and OpenMP."""
 

@@ -160,7 +160,7 @@ class FitActor:
         self._variables.enter_context(environment_set(ENVIRONMENT))
 
     def fit(
-        self, train: TrainFunction, config: dict[str, Any], scaling: ScalingConfig, name: str, storage: str
+        self, train: TrainFunction, config: dict[str, Any], scaling: ScalingConfig, run_config: RunConfig
     ) -> TrainingFailedError | None:
         """Returns the error with which Ray Train ended the group."""
         known = {budget.name for budget in fields(FailureConfig)}
@@ -170,7 +170,7 @@ class FitActor:
             train_loop_config=config,
             torch_config=NoProcessGroup(),
             scaling_config=scaling,
-            run_config=RunConfig(name=name, storage_path=storage, failure_config=no_retries),
+            run_config=replace(run_config, failure_config=no_retries),
         )
         try:
             trainer.fit()
@@ -260,7 +260,7 @@ class AttemptFactory:
         fit: handle of a `FitActor`.
         resources: of one worker.
         use_gpu: whether a worker has a GPU.
-        storage: a directory for Ray Train, which insists on one.
+        run_config: of Ray Train.
     """
 
     train: TrainFunction
@@ -269,7 +269,7 @@ class AttemptFactory:
     fit: Any
     resources: Mapping[str, float]
     use_gpu: bool
-    storage: str
+    run_config: RunConfig
 
     def start(self, writer: Any, num_workers: int, first_worker: int, max_step: int, last: int) -> Attempt:
         """An attempt with workers from number `first_worker` on; see `AttemptRendezvous` for the other arguments."""
@@ -277,7 +277,8 @@ class AttemptFactory:
         scaling = ScalingConfig(num_workers=num_workers, use_gpu=self.use_gpu, resources_per_worker=resources)
         rendezvous = self.open_rendezvous(num_workers, max_step, last)
         train, config = reporting(self.train, rendezvous, writer, first_worker), self.connect(rendezvous, first_worker)
-        result = self.fit.fit.remote(train, config, scaling, f"from-{worker_name(first_worker)}", self.storage)
+        run_config = replace(self.run_config, name=f"from-{worker_name(first_worker)}")
+        result = self.fit.fit.remote(train, config, scaling, run_config)
         return Attempt(result, rendezvous, tuple(worker_name(first_worker + rank) for rank in range(num_workers)))
 
 

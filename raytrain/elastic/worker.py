@@ -53,6 +53,7 @@ class ElasticWorker:
     Args:
         serial: number of the worker in the run.
         resources: of the worker, {"CPU": 1.0}.
+        runtime_env: of its actor.
         slot: where it runs.
         timeout_s: what its process may take to start, once the slot is placed.
         batch: equal for workers that were requested together.
@@ -63,13 +64,14 @@ class ElasticWorker:
         self,
         serial: int,
         resources: dict[str, float],
+        runtime_env: dict[str, str],
         slot: Slot,
         timeout_s: float,
         batch: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serial, self._resources, self._slot, self._timeout_s, self._clock = serial, resources, slot, timeout_s, clock
-        self.name, self.batch = worker_name(serial), batch
+        self.name, self.batch, self._runtime_env = worker_name(serial), batch, runtime_env
         self._placed_at = 0.0
         self._actor: Any = None
         self._start_calls: list[Any] = []
@@ -88,7 +90,7 @@ class ElasticWorker:
         if self._actor is not None or not self._slot.is_placed:
             return False
         remote = ray.remote(**bundle_to_remote_args(self._resources))(RayTrainWorker)
-        self._actor = remote.options(scheduling_strategy=self._slot.strategy).remote()
+        self._actor = remote.options(scheduling_strategy=self._slot.strategy, runtime_env=self._runtime_env).remote()
         self._placed_at = self._clock()
         return True
 

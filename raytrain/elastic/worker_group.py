@@ -51,6 +51,7 @@ class ElasticWorkerGroup(WorkerGroup):
         self._rendezvous = RendezvousClient(config.rendezvous, config.num_logical)
         self._budget, self._poison_rows = FailureBudget(config.max_failures), PoisonRows()
         self._resources: dict[str, float] = self._worker_group_context.resources_per_worker
+        self._runtime_env = self._train_run_context.run_config.worker_runtime_env
         self._guard = MinWorkersGuard(config, self._resources, self._emit)
         self._too_few: ResourceError | None = None
         """With what the run ends once the remaining workers have saved their state."""
@@ -121,9 +122,8 @@ class ElasticWorkerGroup(WorkerGroup):
     def _request_workers(self, num_finished: int) -> None:
         num_staying, num_joining, batch = len(self._staying()), len(self._joining), self._num_requested
         for _ in range(num_to_request(num_staying, num_joining, num_finished, self._allocation.num_workers)):
-            slot = self._slots.request()
-            timeout_s = self._config.slow_timeout_s
-            self._joining.append(ElasticWorker(self._num_requested, self._resources, slot, timeout_s, batch))
+            how = self._resources, self._runtime_env, self._slots.request(), self._config.slow_timeout_s
+            self._joining.append(ElasticWorker(self._num_requested, *how, batch))
             self._num_requested += 1
             self._requested_at = time.monotonic()
 

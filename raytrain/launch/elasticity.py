@@ -17,6 +17,7 @@ from raytrain.config import RunConfig
 from raytrain.elastic.attempt import AttemptFactory, AttemptRendezvous, FitActor
 from raytrain.elastic.contract import CHECKED_ON, violations
 from raytrain.elastic.controller_config import CONTROLLER_CONFIG, ControllerConfig
+from raytrain.elastic.fork_server import runtime_environment
 from raytrain.elastic.placement import ResourceLease
 from raytrain.elastic.restart import RestartTrainer, StopRelay
 from raytrain.errors import ConfigError
@@ -106,6 +107,9 @@ def build_trainer(
     config, spec_ref = spec.config, ray.put(spec)
     controller_config = _controller_config(config, rendezvous, writer, lease)
     resources, use_gpu = cluster.worker_resources(config, spec.accelerator), spec.accelerator == "gpu"
+    of_job = ray.get_runtime_context().runtime_env
+    runtime_env = runtime_environment(of_job, spec.environment) if config.fork_workers else {}
+    run_config = RayRunConfig(name=config.name, storage_path=scratch, worker_runtime_env=runtime_env)
     if not in_place:
         factory = AttemptFactory(
             train=run_worker,
@@ -114,7 +118,7 @@ def build_trainer(
             fit=cluster.pinned(FitActor, max_restarts=-1, max_concurrency=MAX_FITS).remote(),
             resources=resources,
             use_gpu=use_gpu,
-            storage=scratch,
+            run_config=run_config,
         )
         return RestartTrainer(factory, controller_config, is_complete, while_running)
     from raytrain.elastic.trainer import ElasticTrainer
@@ -123,7 +127,7 @@ def build_trainer(
         run_worker,
         train_loop_config={CONNECTIONS: Connections(spec_ref, rendezvous, writer), CONTROLLER_CONFIG: controller_config},
         scaling_config=ScalingConfig(num_workers=config.max_workers, use_gpu=use_gpu, resources_per_worker=resources),
-        run_config=RayRunConfig(name=config.name, storage_path=scratch),
+        run_config=run_config,
         while_running=while_running,
     )
 

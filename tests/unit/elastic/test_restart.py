@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.train import BackendConfig, ControllerError, FailureConfig, WorkerGroupError
+from ray.train import RunConfig as RayRunConfig
 
 from raytrain.elastic import attempt as module
 from raytrain.elastic import membership, placement, restart
@@ -297,7 +298,9 @@ def test_ray_train_neither_retries_nor_resizes_nor_forms_a_process_group(monkeyp
     made, calls, error = list[Any](), list[Any](), ControllerError(RuntimeError("no room"))
     monkeypatch.setattr(module.TorchTrainer, "fit", lambda trainer: made.append(trainer) or (_ for _ in ()).throw(error))
     opened = (lambda rendezvous, first: {"first": first}, lambda *given: Actor([]), Actor(calls))
-    factory = module.AttemptFactory(print, *opened, resources={"CPU": 0.2}, use_gpu=False, storage="/x")
+    factory = module.AttemptFactory(
+        print, *opened, resources={"CPU": 0.2}, use_gpu=False, run_config=RayRunConfig(storage_path="/x")
+    )
     assert factory.start(None, 2, 3, NO_STATE, 0).names == ("w3", "w4")
     actor = module.FitActor()
     with actor._variables:

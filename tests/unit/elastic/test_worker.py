@@ -40,11 +40,11 @@ class Scene:
         self.killed: list[Any] = []
         call = SimpleNamespace(remote=lambda *given, **named: "started")
         self.actor = SimpleNamespace(get_metadata=call, init_train_context=call, run_train_fn=call)
-        made = SimpleNamespace(options=lambda scheduling_strategy: SimpleNamespace(remote=lambda: self.actor))
+        made = SimpleNamespace(options=lambda scheduling_strategy, runtime_env: SimpleNamespace(remote=lambda: self.actor))
         fake = {"remote": lambda **given: lambda cls: made, "wait": self._wait, "get": self._get, "kill": self.killed.append}
         monkeypatch.setattr(module, "ray", SimpleNamespace(**fake))
         slot: Any = FakeSlot(self)
-        self.worker = ElasticWorker(3, {"CPU": 1.0}, slot, TIMEOUT_S, clock=lambda: self.now)
+        self.worker = ElasticWorker(3, {"CPU": 1.0}, {}, slot, TIMEOUT_S, clock=lambda: self.now)
 
     def _wait(self, calls: list[Any], num_returns: int, timeout: float) -> Any:
         assert timeout == 0

@@ -106,15 +106,16 @@ class Scene:
         writer = SimpleNamespace(append=_remote(self.emitted.extend))
         lease = ResourceLease(broker, "sweep/trial", None, tuple(range(least))) if broker else None
         config = ControllerConfig(least, most, 2, 60.0, 1800.0, 600.0, 4, self.rendezvous, writer, lease)
-        run: Any = SimpleNamespace(run_config=SimpleNamespace(storage_context=None), backend_config=None)
+        run_config = SimpleNamespace(storage_context=None, worker_runtime_env={"py_executable": "forked"})
+        run: Any = SimpleNamespace(run_config=run_config, backend_config=None)
         run.train_loop_config = {CONTROLLER_CONFIG: config}
         group: Any = SimpleNamespace(resources_per_worker={"CPU": 1.0}, train_fn_ref=None)
         self.group = ElasticWorkerGroup(run, group, [])
         patch.setattr(self.group, "_poll_workers_and_collect_errors", self.look)
         self.group._start()
 
-    def make(self, serial: int, resources: dict[str, float], is_reserved: bool, timeout_s: float, batch: int) -> FakeWorker:
-        assert timeout_s == 600.0
+    def make(self, serial: int, resources: Any, runtime_env: Any, is_reserved: bool, timeout_s: float, batch: int) -> Any:
+        assert (runtime_env, timeout_s) == ({"py_executable": "forked"}, 600.0)
         self.workers.append(FakeWorker(self, serial, not is_reserved, batch))
         return self.workers[-1]
 

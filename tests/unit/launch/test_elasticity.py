@@ -88,12 +88,17 @@ def test_in_place_has_one_rendezvous_and_restart_mode_one_per_attempt(in_place: 
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_both_trainers_get_the_spec(in_place: bool, made: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elasticity, "ray", SimpleNamespace(put=lambda spec: "spec"))
+    monkeypatch.setattr(
+        elasticity,
+        "ray",
+        SimpleNamespace(put=lambda spec: "spec", get_runtime_context=lambda: SimpleNamespace(runtime_env={})),
+    )
     spec = RunSpec(None, RunConfig(workers=(1, 2)), {}, {}, 9, {}, "cpu")  # type: ignore[arg-type]
     trainer = build_trainer(spec, "writer", StopRelay(), in_place, "/nowhere", lambda: True, lambda: None)
     if in_place:
         assert isinstance(trainer, ElasticTrainer)
         assert trainer.train_loop_config[CONNECTIONS].first_worker == 0
+        assert "fork_server" in trainer.run_config.worker_runtime_env["py_executable"]
         return
     assert isinstance(trainer, RestartTrainer)
     factory = trainer._factory
@@ -101,3 +106,4 @@ def test_both_trainers_get_the_spec(in_place: bool, made: list[tuple[Any, ...]],
     assert (connections.spec, connections.rendezvous, connections.first_worker) == ("spec", "rendezvous", 3)
     factory.open_rendezvous(2, -1, 0)
     assert made == [("FitActor",), ("AttemptRendezvous", 2)]
+    assert "fork_server" in factory.run_config.worker_runtime_env["py_executable"]

@@ -1,0 +1,134 @@
+"""Workers that are forked: as clean as new processes, from one server that knows when it is out of date."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from raytrain.elastic import fork_server
+from raytrain.elastic.fork_server import OTHER_COMMANDS, py_executable, runtime_environment
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only"),
+    pytest.mark.timeout(60),
+]
+
+SCRIPT = """
+import json, os, sys, preloaded
+process = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "name": __name__, "value": preloaded.VALUE}
+process |= {"arguments": sys.argv[1:], "variables": dict(os.environ), "directory": os.getcwd(), "path": sys.path[0]}
+print(json.dumps(process))
+sys.stderr.write("an error")
+"""
+
+
+class Node:
+    """What a raylet has: a session directory, and workers to start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.preloaded = path, path / "lib" / "preloaded.py"
+        self.sockets = path / "session" / "sockets"
+        for directory in (self.sockets, self.preloaded.parent, path / "scripts"):
+            directory.mkdir(parents=True)
+        self.preloaded.write_text("VALUE = 1")
+        self.script = path / "scripts" / "worker.py"
+        self.script.write_text(SCRIPT)
+        self.raylet = subprocess.Popen(["sleep", "60"])
+
+    def start(self, *arguments: str, modules: str = "preloaded", **variables: str) -> dict[str, Any]:
+        """Starts a worker as Ray does, and returns what it says of itself."""
+        environment = {**os.environ, "PYTHONPATH": str(self.preloaded.parent), "RAY_RAYLET_PID": str(self.raylet.pid)}
+        own = [str(self.script), *arguments, f"--temp-dir={self.path}", "--session-name=session"]
+        command = ["bash", "-c", f'exec {py_executable({"OMP_A": "driver"}, (modules,))} "$@"', "bash", *own]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.path, env=environment | variables, check=True
+        )
+        self.errors = done.stderr
+        said: dict[str, Any] = json.loads(done.stdout)
+        return said
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.raylet.kill()
+    node.raylet.wait()
+
+
+def test_a_forked_process_has_its_own_command_variables_directory_streams_and_group(node: Node) -> None:
+    first, second = node.start("an argument", "--x"), node.start(RAY_JOB_ID="7")
+    assert first["arguments"][:2] == ["an argument", "--x"]
+    assert (first["directory"], first["path"], first["name"]) == (str(node.path), str(node.script.parent), "__main__")
+    assert first["group"] == first["pid"], "Ray ends the group of a worker"
+    assert node.errors == "an error"
+    assert first["parent"] == second["parent"] != os.getpid(), "one server"
+    assert "RAY_JOB_ID" not in first["variables"]
+    assert (second["variables"]["RAY_JOB_ID"], second["variables"]["OMP_A"]) == ("7", "driver")
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in first["variables"]
+    assert not psutil.pid_exists(first["pid"]), "no zombie is left"
+
+
+def test_a_variable_that_imports_may_read_has_a_server_of_its_own_and_a_nodes_own_value_wins(node: Node) -> None:
+    first, second = node.start(), node.start(OMP_A="node")
+    assert first["parent"] != second["parent"]
+    assert second["variables"]["OMP_A"] == "node"
+
+
+def test_an_edited_module_is_imported_anew(node: Node) -> None:
+    first = node.start()
+    node.preloaded.write_text("VALUE = 22")
+    second = node.start()
+    assert (first["value"], second["value"]) == (1, 22)
+    node.preloaded.write_text("VALUE = 1")
+    assert node.start()["value"] == 1
+
+
+def test_the_server_ends_with_its_raylet(node: Node) -> None:
+    server = psutil.Process(node.start()["parent"])
+    node.raylet.kill()
+    server.wait(10)
+
+
+def test_a_server_that_died_is_replaced(node: Node) -> None:
+    psutil.Process(node.start()["parent"]).kill()
+    assert node.start()["value"] == 1
+
+
+def test_without_a_server_the_process_starts_all_the_same(node: Node) -> None:
+    assert node.start(modules="missing")["value"] == 1
+    assert "no fork server: it did not start" in node.errors
+    assert "No module named 'missing'" in next(node.sockets.glob("fork.*.log")).read_text()
+    node.start(PYTHONSAFEPATH="1")
+    assert "no fork server" not in node.errors
+
+
+def test_modules_in_the_current_directory_hide_no_others(node: Node) -> None:
+    (node.path / "socket.py").write_text("raise SystemExit('hidden')")
+    (node.path / "preloaded.py").write_text("raise SystemExit('hidden')")
+    assert node.start()["value"] == 1
+    assert "no fork server" not in node.errors
+
+
+def test_a_server_of_another_user_is_not_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.start()
+    path = str(next(node.sockets.glob("fork.*[!gk]")))
+    with fork_server._connect(path) as own:  # type: ignore[union-attr]
+        assert own.fileno() > 0
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert fork_server._connect(path) is None
+
+
+def test_a_job_that_chooses_its_python_keeps_it() -> None:
+    assert "preloaded" not in runtime_environment({}, {})["py_executable"]
+    assert runtime_environment({"working_dir": "/x", "pip": None}, {}).keys() == {"py_executable"}
+    for field in OTHER_COMMANDS:
+        assert runtime_environment({field: "python3"}, {}) == {}
