@@ -56,7 +56,6 @@ IMPORTED_ONCE: dict[str, str] = {
     "data/given.py": "where all kinds of sources meet; no source imports it",
     "data/parquet_footers.py": "what footers tell, without reading rows",
     "data/ray_reader.py": "imports Ray Data; direct reading works without",
-    "elastic/fork_server.py": "runs in each worker's start, before anything is imported",
     "elastic/restart.py": "restart mode: decides; `attempt` acts",
     "elastic/trainer.py": "in-place elasticity: imports the internals of Ray Train, so only once it is chosen",
     "elastic/worker.py": "one worker,",

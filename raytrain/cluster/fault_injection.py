@@ -8,6 +8,7 @@ nothing at the deadline.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -110,12 +111,14 @@ def raylets() -> list[Raylet]:
 
 
 def raylet_of(pid: int) -> Raylet | None:
-    """The raylet that started a worker process."""
+    """The raylet of a worker process: its parent, or what a forked one has opened of it, see `elastic.fork_server`."""
     try:
         parent = psutil.Process(pid).parent()
-    except psutil.Error:
+        opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        marked = [psutil.Process(int(path[len("/proc/") :])) for path in opened if re.fullmatch("/proc/[0-9]+", path)]
+    except (psutil.Error, OSError):
         return None
-    return _as_raylet(parent) if parent else None
+    return next((raylet for process in [parent, *marked] if process and (raylet := _as_raylet(process))), None)
 
 
 def _as_raylet(process: psutil.Process) -> Raylet | None:

@@ -1,15 +1,18 @@
-"""How does a worker's process start without importing torch and Ray again? It is forked from a server on its node.
+"""How does a worker's process start without importing PyTorch again? It is forked from a server on its node.
 
 Imports are most of what a worker's start costs. Ray starts a worker by a command, whose Python a runtime environment may
 replace (`py_executable`). Ours asks the fork server of its node for a process, and starts the server first if there is none.
 The server has imported what every worker needs, runs no code of the task and has connected to nothing, so a forked process
-is as clean as a new one. It serves one raylet and ends with it. Whatever goes wrong here, Ray's own command runs instead.
+is as clean as a new one. Whatever goes wrong here, Ray's own command runs instead.
+
+Ray itself is imported after the fork: it draws the ids of objects and calls from a random state, which forks would share.
 
 Imports nothing that takes time, since `main` runs once for each worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import hashlib
@@ -24,129 +27,155 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-PRELOADED = ("ray.train", "torch", "torch._dynamo", "raytrain.elastic.internals", "raytrain.worker.loop")
-"""What each worker needs, as far as it starts no threads and leaves the GPUs alone. torch.optim imports torch._dynamo."""
-OF_ONE_PROCESS = ("RAY_JOB_ID", "SHLVL", "PWD", "OLDPWD", "_")
-"""Environment variables that differ between workers which one server can serve."""
+MODULES = (
+    *("torch", "torch._dynamo", "safetensors.torch", "pandas", "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet"),
+    *("fsspec", "pydantic", "google.protobuf.message", "jsonschema", "requests", "yaml"),
+)
+"""What each worker imports, as far as it starts no threads and leaves the GPUs alone. torch.optim needs torch._dynamo."""
 OTHER_COMMANDS = ("py_executable", "pip", "uv", "conda", "image_uri", "container", "nsight", "_nsight", "rocprof_sys")
 """Fields of a runtime environment that themselves decide which Python runs, or how."""
+OF_OTHERS = ("RAY_", "RAYTRAIN_", "SPT_NOENV", "SHLVL", "PWD", "OLDPWD", "_", "PYTEST_")
+"""Beginnings of the names of variables that matter to no module of `MODULES`."""
+RAYLET_PID = "RAY_RAYLET_PID"
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+"""Read when PyTorch is imported. Ray sets it to the number of an actor's CPUs, before that but after the fork."""
+OF_DRIVER = "RAYTRAIN_FORK_SERVER"
+"""The socket of a server that the driver has started on this machine."""
 IDLE_S = 600.0
 """A server without living processes ends after this time, since it holds memory."""
-START_TIMEOUT_S = 60.0
-"""What a server may take to start; Ray waits no longer for a worker."""
-RAYLET_PID = "RAY_RAYLET_PID"
+START_TIMEOUT_S = 45.0
+"""What a server may take to start; Ray waits for a worker for 60 s."""
 NOT_FORKED = 3
 WITHOUT_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
 """As for a script of Ray's, modules in the current directory must not hide others."""
 
 
-def py_executable(variables: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> str:
+def py_executable(variables: Mapping[str, str], modules: Sequence[str] = MODULES) -> str:
     """The command in place of Python's for a runtime environment of Ray, as a line for a shell.
 
     Args:
         variables: that libraries read when they are imported; a node's own variables win.
         modules: imported by the server.
     """
-    own = [",".join(modules), *(f"{name}={value}" for name, value in sorted(variables.items())), "--"]
+    exported = "".join(f"{name}=${{{name}-{shlex.quote(value)}}}; export {name}; " for name, value in variables.items())
     code = f"{WITHOUT_DIRECTORY}; from {__name__} import main; sys.exit(main(sys.argv[1:]))"
+    ask = shlex.join(["-c", code, ",".join(modules)])
     script = (
-        f'python={shlex.quote(sys.executable)}; [ -x "$python" ] || python=python3; '
-        f'"$python" {shlex.join(["-c", code, *own])} "$0" "$@" || exec "$python" "$0" "$@"'
+        f'{exported}python={shlex.quote(sys.executable)}; [ -x "$python" ] || python=python3; '
+        f'"$python" {ask} "$0" "$@" || exec "$python" "$0" "$@"'
     )
     return f"sh -c {shlex.quote(script)}"
 
 
-def runtime_environment(of_job: Mapping[str, object], variables: Mapping[str, str]) -> dict[str, str]:
+def runtime_environment(of_job: Mapping[str, object], variables: Mapping[str, str], num_cpus: float) -> dict[str, str]:
     """The runtime environment of an actor that is to be forked; empty if the job's decides which Python runs.
 
     Args:
         of_job: the job's own runtime environment.
         variables: as in `py_executable`.
+        num_cpus: of the actor.
     """
     if sys.platform != "linux" or any(of_job.get(field) for field in OTHER_COMMANDS):
         return {}
-    return {"py_executable": py_executable(variables)}
+    return {"py_executable": py_executable({OMP_NUM_THREADS: str(max(1, int(num_cpus))), **variables})}
+
+
+@contextlib.contextmanager
+def started_server() -> Iterator[None]:
+    """A server for the Ray that starts on this machine in this block; nobody waits here until it is ready."""
+    if sys.platform != "linux" or OF_DRIVER in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="raytrain-") as directory:
+        path = os.environ[OF_DRIVER] = os.path.join(directory, "server")
+        _start(path, MODULES, os.getpid(), {OMP_NUM_THREADS: "1", **os.environ})
+        try:
+            yield
+        finally:
+            del os.environ[OF_DRIVER]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Has the fork server start a process with a command, this environment, directory and standard streams.
 
     Args:
-        arguments: modules, separated by commas; NAME=VALUE of each variable; "--"; the script and its arguments.
+        arguments: modules, separated by commas; the script; its arguments.
 
     Returns:
         0 once the process runs; else the caller has to start it.
     """
-    split = arguments.index("--")
-    modules, variables, command = arguments[0], arguments[1:split], arguments[split + 1 :]
-    for name, _, value in (variable.partition("=") for variable in variables):
-        os.environ.setdefault(name, value)
+    modules, command = arguments[0].split(","), arguments[1:]
+    if OF_DRIVER in os.environ and _request(os.environ[OF_DRIVER], command):
+        return 0
     path = _socket_path(command, modules)
-    try:
+    for _ in range(2):  # the first server may be outdated
         with open(f"{path}.lock", "a") as lock:
-            for _ in range(2):  # the first server may be outdated
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                server = _connect(path) or _start(path, modules)
-                fcntl.flock(lock, fcntl.LOCK_UN)
-                if _request(server, command):
-                    return 0
-        raise OSError("it ended")
-    except OSError as error:
-        sys.stderr.write(f"raytrain: no fork server: {error}; the worker imports all by itself\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_open(path):
+                _start(path, modules, int(os.environ[RAYLET_PID]), os.environ)
+        if _request(path, command):
+            return 0
+    sys.stderr.write(f"raytrain: no fork server, see {path}.log; the worker imports all by itself\n")
     return NOT_FORKED
 
 
-def _socket_path(command: Sequence[str], modules: str) -> str:
+def _socket_path(command: Sequence[str], modules: Sequence[str]) -> str:
     """Where the server for this environment listens: among the sockets of the Ray session that starts the worker."""
     given = dict(argument[2:].split("=", 1) for argument in command if argument.startswith("--") and "=" in argument)
-    lasting = sorted(item for item in os.environ.items() if item[0] not in OF_ONE_PROCESS)
-    key = hashlib.sha256(json.dumps([sys.executable, os.getcwd(), modules, lasting]).encode()).hexdigest()[:8]
-    return str(Path(given["temp-dir"], given["session-name"], "sockets", f"fork.{key}"))
+    key = json.dumps([sys.executable, os.getcwd(), modules, _lasting(os.environ)])
+    name = f"fork.{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    return os.path.join(given["temp-dir"], given["session-name"], "sockets", name)
 
 
-def _connect(path: str) -> socket.socket | None:
-    server = socket.socket(socket.AF_UNIX)
-    try:
-        server.connect(path)
-        _, user, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    except OSError:
-        user = None
-    if user == os.getuid():  # all may write to Ray's directory
-        return server
-    server.close()
-    return None
+def _lasting(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The variables that the imported modules may have read."""
+    return sorted((name, value) for name, value in environment.items() if not name.startswith(OF_OTHERS))
 
 
-def _start(path: str, modules: str) -> socket.socket:
-    """Starts a server and waits until it answers."""
-    Path(path).unlink(missing_ok=True)
-    ready, writable = os.pipe()
-    code = f"{WITHOUT_DIRECTORY}; from {__name__} import serve; serve({path!r}, {modules.split(',')!r}, {writable})"
-    with open(f"{path}.log", "w") as log:
-        null, command = subprocess.DEVNULL, [sys.executable, "-c", code]
-        subprocess.Popen(command, stdin=null, stdout=log, stderr=log, pass_fds=[writable], start_new_session=True)
-    os.close(writable)
-    is_ready = select.select([ready], [], [], START_TIMEOUT_S)[0] and os.read(ready, 1)
-    os.close(ready)
-    server = _connect(path) if is_ready else None
-    if server is None:
-        raise OSError(f"it did not start, see {path}.log")
-    return server
+def _start(path: str, modules: Sequence[str], owner: int, environment: Mapping[str, str]) -> None:
+    """Starts a server, which answers once it has imported the modules.
+
+    Args:
+        path: of its socket.
+        modules: to be imported.
+        owner: the process with which it ends.
+        environment: its variables.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{path}.log", "w") as log:
+        listener.bind(path)
+        listener.listen(128)
+        number, null = listener.fileno(), subprocess.DEVNULL
+        command = [sys.executable, os.path.abspath(__file__), ",".join(modules), str(owner), str(number)]
+        subprocess.Popen(
+            command, stdin=null, stdout=log, stderr=log, pass_fds=[number], env=environment, start_new_session=True
+        )
 
 
-def _request(server: socket.socket, command: Sequence[str]) -> bool:
-    """Whether the server forked a process for this command."""
+def _is_open(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as server:
+        return server.connect_ex(path) == 0
+
+
+def _request(path: str, command: Sequence[str]) -> bool:
+    """Whether the server at a socket forks a process for this command, a script and its arguments."""
     request = json.dumps({"command": command, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
     try:
-        with server:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.settimeout(START_TIMEOUT_S)
+            server.connect(path)
+            _, user, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if user != os.getuid():  # all users may write to Ray's directory
+                return False
             socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
             server.sendall(request)
-            return bool(server.recv(1))
+            return server.recv(1) == b"1"
     except OSError:
         return False
 
@@ -154,34 +183,26 @@ def _request(server: socket.socket, command: Sequence[str]) -> bool:
 # In the server
 
 
-def serve(path: str, modules: Sequence[str], ready: int) -> None:
-    """Imports the modules, then forks a process for each request until its raylet ends. Runs the command in each of them.
-
-    Args:
-        path: of the socket.
-        modules: to be imported.
-        ready: file descriptor; written to once requests are accepted.
-    """
-    started_ns = time.time_ns()
+def serve(modules: Sequence[str], owner: int, listener: socket.socket) -> None:
+    """Imports modules, then forks a process for each request until the owner ends. Runs the command in each of them."""
+    environment, started_ns = _lasting(os.environ), time.time_ns()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for GPUs must not initialise CUDA, which no fork survives
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # a worker imports what it finds
+            importlib.import_module(name)
+    if "ray" in sys.modules:
+        sys.exit("Ray must not be imported before a fork")
     paths = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     files = {path: version for path in paths if path and (version := _version(path))}  # torch names some that do not exist
     if any(modified_ns > started_ns for modified_ns, _ in files.values()):
         sys.exit("a module was edited while it was imported")
     gc.collect()
     gc.freeze()  # a collection would write to, and so copy, the pages that the processes share
-    raylet = os.pidfd_open(int(os.environ[RAYLET_PID]))
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(128)
-    os.write(ready, b"1")
-    os.close(ready)
+    alive = os.pidfd_open(owner)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel keeps no record of processes that have ended
     while True:
-        readable = select.select([listener.fileno(), raylet], [], [], IDLE_S)[0]
-        if raylet in readable or (not readable and not _has_children()):
+        readable = select.select([listener.fileno(), alive], [], [], IDLE_S)[0]
+        if alive in readable or (not readable and not _has_children()):
             os._exit(0)
         if listener.fileno() not in readable:
             continue
@@ -189,16 +210,21 @@ def serve(path: str, modules: Sequence[str], ready: int) -> None:
         if any(_version(path) != version for path, version in files.items()):
             os._exit(0)  # the next server imports what was edited or installed since
         length, streams, *_ = socket.recv_fds(client, 4, 3)
+        if not length:  # it only wanted to know whether somebody listens
+            client.close()
+            continue
         request = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
-        if os.fork() == 0:
+        is_same = _lasting(request["environment"]) == environment
+        if is_same and os.fork() == 0:
             break
         for descriptor in streams:
             os.close(descriptor)
-        client.sendall(b"1")
+        with contextlib.suppress(OSError):
+            client.sendall(b"1" if is_same else b"0")
         client.close()
     for opened in (listener, client):
         opened.close()
-    os.close(raylet)
+    os.close(alive)
     _become(request, streams)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
@@ -230,7 +256,15 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if raylet := os.environ.get(RAYLET_PID):
+        os.open(f"/proc/{raylet}", os.O_RDONLY)  # as a child of the raylet, the process shows whose it is
     sys.argv = list(request["command"])
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # else it would be the same in all processes; torch's is the same in new processes too
+
+
+if __name__ == "__main__":
+    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
+        sys.path.pop(0)
+    serve(sys.argv[1].split(","), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])))

@@ -25,6 +25,7 @@ import ray._private.worker
 from ray.exceptions import RayError, RpcError
 
 from raytrain.config import RunConfig
+from raytrain.elastic.fork_server import started_server
 from raytrain.elastic.membership import shortage
 from raytrain.errors import ConfigError, ResourceError
 from raytrain.events.messages import count_of
@@ -56,18 +57,19 @@ def connected(timeout_s: float = 60.0) -> Iterator[None]:
         _give_token()
     else:
         check_answers(address, timeout_s)
-    try:
-        with _apart():
-            ray.init(**settings)
-    except (OSError, RayError, RuntimeError, ValueError) as error:
-        ray.shutdown()
-        raise _not_connected(address, error) from error
-    ray._private.worker.print_to_stdstream, original = _discard, ray._private.worker.print_to_stdstream
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        ray._private.worker.print_to_stdstream = original
+    with started_server() if address == "local" else contextlib.nullcontext():
+        try:
+            with _apart():
+                ray.init(**settings)
+        except (OSError, RayError, RuntimeError, ValueError) as error:
+            ray.shutdown()
+            raise _not_connected(address, error) from error
+        ray._private.worker.print_to_stdstream, original = _discard, ray._private.worker.print_to_stdstream
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            ray._private.worker.print_to_stdstream = original
 
 
 def _give_token() -> None:

@@ -108,8 +108,8 @@ def build_trainer(
     controller_config = _controller_config(config, rendezvous, writer, lease)
     resources, use_gpu = cluster.worker_resources(config, spec.accelerator), spec.accelerator == "gpu"
     of_job = ray.get_runtime_context().runtime_env
-    runtime_env = runtime_environment(of_job, spec.environment) if config.fork_workers else {}
-    run_config = RayRunConfig(name=config.name, storage_path=scratch, worker_runtime_env=runtime_env)
+    environment = runtime_environment(of_job, spec.environment, config.cpus_per_worker) if config.fork_workers else {}
+    run_config = RayRunConfig(name=config.name, storage_path=scratch, worker_runtime_env=environment)
     if not in_place:
         factory = AttemptFactory(
             train=run_worker,

@@ -11,9 +11,19 @@ from typing import Any
 import pytest
 import ray
 
+from raytrain.elastic.fork_server import started_server
 from tests.cluster import namespaces
 from tests.cluster.nodes import Nodes, SharedRay
 from tests.cluster.script import Stage
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_from_one_server() -> Iterator[None]:
+    """The workers of all nodes and drivers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        with started_server():
+            yield
 
 
 @pytest.fixture(scope="session")

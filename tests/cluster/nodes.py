@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from raytrain.cluster.fault_injection import drain
+from raytrain.cluster.fault_injection import drain, raylet_of
 from tests.cluster.script import Story
 
 QUICK_HEALTH = {
@@ -41,10 +40,10 @@ class Nodes:
         return self.of_pid(story.members[rank].pid)
 
     def of_pid(self, pid: int) -> int:
-        """The number of the node whose raylet started a process."""
-        parent = psutil.Process(pid).ppid()
+        """The number of the node that a process belongs to."""
+        own = raylet_of(pid)
         for number, node in enumerate(self.all):
-            if any(raylet.process.pid == parent for raylet in node.all_processes.get("raylet", [])):
+            if own and any(raylet.process.pid == own.pid for raylet in node.all_processes.get("raylet", [])):
                 return number
         raise AssertionError(f"process {pid} is on none of the nodes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -120,6 +121,17 @@ def test_processes_that_are_gone_or_not_ours_are_no_workers() -> None:
     assert not is_running_worker(child.pid)
     assert not is_running_worker(0)
     assert fault_injection.raylet_of(child.pid) is None
+
+
+def test_a_forked_worker_shows_its_raylet_by_what_it_has_opened(nodes: tuple[Node, Node]) -> None:
+    _, head = nodes
+    mark = os.open(f"/proc/{head.process.pid}", os.O_RDONLY)
+    with subprocess.Popen(["sleep", "60"], stdin=mark) as forked:
+        os.close(mark)
+        found = fault_injection.raylet_of(forked.pid)
+        forked.kill()
+    assert found is not None
+    assert (found.pid, found.is_head) == (head.process.pid, True)
 
 
 def test_an_address_is_own_if_it_can_be_bound() -> None:

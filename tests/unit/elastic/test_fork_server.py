@@ -14,16 +14,18 @@ import psutil
 import pytest
 
 from raytrain.elastic import fork_server
-from raytrain.elastic.fork_server import OTHER_COMMANDS, py_executable, runtime_environment
+from raytrain.elastic.fork_server import OTHER_COMMANDS, py_executable, runtime_environment, started_server
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only"),
     pytest.mark.timeout(60),
 ]
 
+VARIABLES = {"OMP_A": "a driver's $HOME", "OMP_NUM_THREADS": "1"}
 SCRIPT = """
 import json, os, sys, preloaded
 process = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "name": __name__, "value": preloaded.VALUE}
+process["opened"] = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
 process |= {"arguments": sys.argv[1:], "variables": dict(os.environ), "directory": os.getcwd(), "path": sys.path[0]}
 print(json.dumps(process))
 sys.stderr.write("an error")
@@ -47,7 +49,13 @@ class Node:
         """Starts a worker as Ray does, and returns what it says of itself."""
         environment = {**os.environ, "PYTHONPATH": str(self.preloaded.parent), "RAY_RAYLET_PID": str(self.raylet.pid)}
         own = [str(self.script), *arguments, f"--temp-dir={self.path}", "--session-name=session"]
-        command = ["bash", "-c", f'exec {py_executable({"OMP_A": "driver"}, (modules,))} "$@"', "bash", *own]
+        command = [
+            "bash",
+            "-c",
+            f'exec {py_executable(VARIABLES, modules.split(","))} "$@"',
+            "bash",
+            *own,
+        ]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=self.path, env=environment | variables, check=True
         )
@@ -70,9 +78,10 @@ def test_a_forked_process_has_its_own_command_variables_directory_streams_and_gr
     assert (first["directory"], first["path"], first["name"]) == (str(node.path), str(node.script.parent), "__main__")
     assert first["group"] == first["pid"], "Ray ends the group of a worker"
     assert node.errors == "an error"
+    assert f"/proc/{node.raylet.pid}" in first["opened"]
     assert first["parent"] == second["parent"] != os.getpid(), "one server"
     assert "RAY_JOB_ID" not in first["variables"]
-    assert (second["variables"]["RAY_JOB_ID"], second["variables"]["OMP_A"]) == ("7", "driver")
+    assert (second["variables"]["RAY_JOB_ID"], second["variables"]["OMP_A"]) == ("7", VARIABLES["OMP_A"])
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in first["variables"]
     assert not psutil.pid_exists(first["pid"]), "no zombie is left"
 
@@ -104,9 +113,12 @@ def test_a_server_that_died_is_replaced(node: Node) -> None:
 
 
 def test_without_a_server_the_process_starts_all_the_same(node: Node) -> None:
-    assert node.start(modules="missing")["value"] == 1
-    assert "no fork server: it did not start" in node.errors
-    assert "No module named 'missing'" in next(node.sockets.glob("fork.*.log")).read_text()
+    (node.preloaded.parent / "broken.py").write_text("1 / 0")
+    assert node.start(modules="broken")["value"] == 1
+    assert "no fork server" in node.errors
+    assert "ZeroDivisionError" in next(node.sockets.glob("fork.*.log")).read_text()
+    node.start(modules="missing")
+    assert "no fork server" not in node.errors
     node.start(PYTHONSAFEPATH="1")
     assert "no fork server" not in node.errors
 
@@ -120,15 +132,40 @@ def test_modules_in_the_current_directory_hide_no_others(node: Node) -> None:
 
 def test_a_server_of_another_user_is_not_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start()
-    path = str(next(node.sockets.glob("fork.*[!gk]")))
-    with fork_server._connect(path) as own:  # type: ignore[union-attr]
-        assert own.fileno() > 0
+    path = str(next(node.sockets.glob("fork.????????")))
+    own = {"PYTHONPATH": str(node.preloaded.parent), "RAY_RAYLET_PID": str(os.getpid())}
+    monkeypatch.setattr(os, "environ", {**os.environ, **VARIABLES, **own})
+    assert fork_server._request(path, [str(node.script)])
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    assert fork_server._connect(path) is None
+    assert not fork_server._request(path, [str(node.script)])
+
+
+def test_a_driver_can_start_the_server_for_its_machine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(node.preloaded.parent))
+    monkeypatch.setenv("OMP_A", VARIABLES["OMP_A"])
+    monkeypatch.setattr(fork_server, "MODULES", ("preloaded",))
+    monkeypatch.delenv(fork_server.OF_DRIVER, raising=False)
+    with started_server(), started_server():
+        first, second = node.start(RAY_A="of a session"), node.start(RAY_A="of another")
+        server = psutil.Process(first["parent"])
+        assert second["parent"] == server.pid
+        assert node.start(LANG="other")["parent"] != server.pid, "what it has imported may have read it"
+    assert fork_server.OF_DRIVER not in os.environ
+    server.kill()
+    server.wait(10)
+
+
+def test_ray_is_not_imported_before_a_fork(node: Node) -> None:
+    node.start(modules="ray")
+    assert "no fork server" in node.errors
+    assert "Ray must not be imported" in next(node.sockets.glob("fork.*.log")).read_text()
+    code = f"import sys, {', '.join(fork_server.MODULES)}; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_job_that_chooses_its_python_keeps_it() -> None:
-    assert "preloaded" not in runtime_environment({}, {})["py_executable"]
-    assert runtime_environment({"working_dir": "/x", "pip": None}, {}).keys() == {"py_executable"}
+    assert "OMP_NUM_THREADS-1" in runtime_environment({"working_dir": "/x", "pip": None}, {}, 0.5)["py_executable"]
+    assert "OMP_NUM_THREADS-2" in runtime_environment({}, {}, 2.0)["py_executable"], "as Ray sets it"
+    assert "OMP_NUM_THREADS-3" in runtime_environment({}, {"OMP_NUM_THREADS": "3"}, 2.0)["py_executable"]
     for field in OTHER_COMMANDS:
-        assert runtime_environment({field: "python3"}, {}) == {}
+        assert runtime_environment({field: "python3"}, {}, 1.0) == {}
