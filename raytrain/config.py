@@ -139,8 +139,8 @@ class RunConfig(Settings):
     threads_per_worker: int | None = Field(default=None, gt=0)
     """PyTorch threads per worker. Default: cpus_per_worker, at least 1."""
     fork_workers: bool = True
-    """Fork each worker from a process on its node that has imported PyTorch and Ray, which starts it in a fraction of the
-    time; if off, or where the job's runtime_env decides which Python runs, each worker imports them itself."""
+    """Fork each worker from a process on its node that has imported PyTorch, so that it starts in a fraction of the time. If
+    off, or where the job's runtime_env decides which Python runs, each worker imports it itself."""
     forward_env: tuple[str, ...] = ()
     """Environment variables that the driver passes on to workers, in addition to those of NCCL, gloo, PyTorch and OpenMP."""
 

@@ -10,6 +10,7 @@ training processes write after each optimizer step (`workload.build_clock`):
     pause        from the last finished step before the kill to the first step that nobody had done before
     repeated     steps that were done again
     restarted    worker processes that were started after the kill
+    full again   from the kill to the first step that as many workers as before finished, one of them new
 
 What is fair: same model, batch, threads (1 per worker), checkpoint cadence (10 steps), local storage, and Ray Train's own
 elastic mode (`num_workers=(1, 2)`, `FailureConfig`). It is shown with its default settings, and once more with its
@@ -50,6 +51,7 @@ class Outcome:
     pause_s: float
     repeated: int
     restarted: int
+    full_again_s: float
     step_ms: float
 
 
@@ -143,8 +145,20 @@ def judge(lines: list[StepLine], started: float, killed: float) -> Outcome:
         pause_s=first_new.finished - max(line.finished for line in before if line.step == height),
         repeated=len(again & done - unfinished(lines, killed, height)),
         restarted=len(late),
+        full_again_s=full_again(lines, late) - killed,
         step_ms=median_of(steps_ms),
     )
+
+
+def full_again(lines: list[StepLine], late: set[int]) -> float:
+    """When two workers finished the same step, one of which was started after the kill; Unix seconds."""
+    by_step: dict[int, list[StepLine]] = {}
+    for line in lines:
+        others = by_step.setdefault(line.step, [])
+        if any(other.pid != line.pid and {other.pid, line.pid} & late for other in others):
+            return line.finished
+        others.append(line)
+    return float("inf")
 
 
 def unfinished(lines: list[StepLine], killed: float, height: int) -> set[int]:
@@ -158,6 +172,7 @@ def unfinished(lines: list[StepLine], killed: float, height: int) -> set[int]:
 
 def show(outcomes: dict[str, list[Outcome]]) -> None:
     names = {"first step": "first_step_s", "pause": "pause_s", "repeated": "repeated", "restarted": "restarted"}
+    names["full again"] = "full_again_s"
     medians = {
         side: {name: median_of([getattr(o, field) for o in some]) for name, field in names.items()}
         for side, some in outcomes.items()
@@ -166,10 +181,20 @@ def show(outcomes: dict[str, list[Outcome]]) -> None:
     for side, values in medians.items():
         step_ms = median_of([outcome.step_ms for outcome in outcomes[side]])
         cells = [f"{values['first step']:.1f} s", f"{values['pause']:.3f} s", f"{values['repeated']:g}"]
-        rows.append([side, *cells, f"{values['restarted']:g}", f"{step_ms:.0f} ms", ratio(medians, side)])
+        cells += [f"{values['restarted']:g}", f"{values['full again']:.1f} s"]
+        rows.append([side, *cells, f"{step_ms:.0f} ms", ratio(medians, side)])
     show_table(
         f"one of two workers killed after step {KILL_AFTER_STEP}; medians of {len(next(iter(outcomes.values())))}",
-        ["", "first step", "pause", "steps repeated", "processes restarted", "step", "raytrain's pause is shorter by"],
+        [
+            "",
+            "first step",
+            "pause",
+            "steps repeated",
+            "processes restarted",
+            "full again",
+            "step",
+            "raytrain's pause is shorter by",
+        ],
         rows,
     )
 

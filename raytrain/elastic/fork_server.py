@@ -13,7 +13,6 @@ Imports nothing that takes time, since `main` runs once for each worker.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import hashlib
 import importlib
@@ -27,8 +26,8 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ RAYLET_PID = "RAY_RAYLET_PID"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 """Read when PyTorch is imported. Ray sets it to the number of an actor's CPUs, before that but after the fork."""
 OF_DRIVER = "RAYTRAIN_FORK_SERVER"
-"""The socket of a server that the driver has started on this machine."""
+"""The name of a server that the driver has started on this machine."""
 IDLE_S = 600.0
 """A server without living processes ends after this time, since it holds memory."""
 START_TIMEOUT_S = 45.0
@@ -91,13 +90,13 @@ def started_server() -> Iterator[None]:
     if sys.platform != "linux" or OF_DRIVER in os.environ:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="raytrain-") as directory:
-        path = os.environ[OF_DRIVER] = os.path.join(directory, "server")
-        _start(path, MODULES, os.getpid(), {OMP_NUM_THREADS: "1", **os.environ})
-        try:
-            yield
-        finally:
-            del os.environ[OF_DRIVER]
+    name = f"raytrain-{uuid.uuid4().hex}"
+    _start(name, MODULES, os.getpid(), {OMP_NUM_THREADS: "1", **os.environ}, os.devnull)
+    os.environ[OF_DRIVER] = name
+    try:
+        yield
+    finally:
+        del os.environ[OF_DRIVER]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -112,24 +111,23 @@ def main(arguments: Sequence[str]) -> int:
     modules, command = arguments[0].split(","), arguments[1:]
     if OF_DRIVER in os.environ and _request(os.environ[OF_DRIVER], command):
         return 0
-    path = _socket_path(command, modules)
-    for _ in range(2):  # the first server may be outdated
-        with open(f"{path}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_open(path):
-                _start(path, modules, int(os.environ[RAYLET_PID]), os.environ)
-        if _request(path, command):
+    name, log = _own_server(command, modules)
+    for _ in range(2):  # the first one may be outdated
+        with contextlib.suppress(OSError):  # it runs
+            _start(name, modules, int(os.environ[RAYLET_PID]), os.environ, log)
+        if _request(name, command):
             return 0
-    sys.stderr.write(f"raytrain: no fork server, see {path}.log; the worker imports all by itself\n")
+    sys.stderr.write(f"raytrain: no fork server, see {log}; the worker imports all by itself\n")
     return NOT_FORKED
 
 
-def _socket_path(command: Sequence[str], modules: Sequence[str]) -> str:
-    """Where the server for this environment listens: among the sockets of the Ray session that starts the worker."""
+def _own_server(command: Sequence[str], modules: Sequence[str]) -> tuple[str, str]:
+    """Name and log of the server for this environment on this node."""
     given = dict(argument[2:].split("=", 1) for argument in command if argument.startswith("--") and "=" in argument)
-    key = json.dumps([sys.executable, os.getcwd(), modules, _lasting(os.environ)])
-    name = f"fork.{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    return os.path.join(given["temp-dir"], given["session-name"], "sockets", name)
+    directory = os.path.join(given["temp-dir"], given["session-name"])
+    key = json.dumps([directory, sys.executable, os.getcwd(), modules, _lasting(os.environ)])
+    name = f"raytrain-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return name, os.path.join(directory, "logs", f"{name}.log")
 
 
 def _lasting(environment: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -137,47 +135,50 @@ def _lasting(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return sorted((name, value) for name, value in environment.items() if not name.startswith(OF_OTHERS))
 
 
-def _start(path: str, modules: Sequence[str], owner: int, environment: Mapping[str, str]) -> None:
+def _start(name: str, modules: Sequence[str], owner: int, environment: Mapping[str, str], log: str) -> None:
     """Starts a server, which answers once it has imported the modules.
 
     Args:
-        path: of its socket.
+        name: of its socket, in Linux's abstract namespace, so that nothing of a dead server is left.
         modules: to be imported.
         owner: the process with which it ends.
         environment: its variables.
+        log: path.
+
+    Raises:
+        OSError: there is one of this name.
     """
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with socket.socket(socket.AF_UNIX) as listener, open(f"{path}.log", "w") as log:
-        listener.bind(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
         listener.listen(128)
-        number, null = listener.fileno(), subprocess.DEVNULL
+        number = listener.fileno()
         command = [sys.executable, os.path.abspath(__file__), ",".join(modules), str(owner), str(number)]
-        subprocess.Popen(
-            command, stdin=null, stdout=log, stderr=log, pass_fds=[number], env=environment, start_new_session=True
-        )
+        with open(log, "a") as out, open(os.devnull) as null:
+            subprocess.Popen(
+                command, stdin=null, stdout=out, stderr=out, env=environment, pass_fds=[number], start_new_session=True
+            )
 
 
-def _is_open(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as server:
-        return server.connect_ex(path) == 0
-
-
-def _request(path: str, command: Sequence[str]) -> bool:
-    """Whether the server at a socket forks a process for this command, a script and its arguments."""
+def _request(name: str, command: Sequence[str]) -> bool:
+    """Whether a server forks a process for this command, a script and its arguments."""
     request = json.dumps({"command": command, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.settimeout(START_TIMEOUT_S)
-            server.connect(path)
-            _, user, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if user != os.getuid():  # all users may write to Ray's directory
+            server.connect(f"\0{name}")
+            if not _is_of_this_user(server):
                 return False
             socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
             server.sendall(request)
             return server.recv(1) == b"1"
     except OSError:
         return False
+
+
+def _is_of_this_user(peer: socket.socket) -> bool:
+    """Whether the process at the other end is; all users may connect, and take a name."""
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.getuid())
 
 
 # In the server
@@ -209,10 +210,10 @@ def serve(modules: Sequence[str], owner: int, listener: socket.socket) -> None:
         client = listener.accept()[0]
         if any(_version(path) != version for path, version in files.items()):
             os._exit(0)  # the next server imports what was edited or installed since
-        length, streams, *_ = socket.recv_fds(client, 4, 3)
-        if not length:  # it only wanted to know whether somebody listens
+        if not _is_of_this_user(client):
             client.close()
             continue
+        length, streams, *_ = socket.recv_fds(client, 4, 3)
         request = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
         is_same = _lasting(request["environment"]) == environment
         if is_same and os.fork() == 0:

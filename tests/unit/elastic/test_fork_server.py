@@ -37,8 +37,8 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.path, self.preloaded = path, path / "lib" / "preloaded.py"
-        self.sockets = path / "session" / "sockets"
-        for directory in (self.sockets, self.preloaded.parent, path / "scripts"):
+        self.logs = path / "session" / "logs"
+        for directory in (self.logs, self.preloaded.parent, path / "scripts"):
             directory.mkdir(parents=True)
         self.preloaded.write_text("VALUE = 1")
         self.script = path / "scripts" / "worker.py"
@@ -116,7 +116,7 @@ def test_without_a_server_the_process_starts_all_the_same(node: Node) -> None:
     (node.preloaded.parent / "broken.py").write_text("1 / 0")
     assert node.start(modules="broken")["value"] == 1
     assert "no fork server" in node.errors
-    assert "ZeroDivisionError" in next(node.sockets.glob("fork.*.log")).read_text()
+    assert "ZeroDivisionError" in next(node.logs.iterdir()).read_text()
     node.start(modules="missing")
     assert "no fork server" not in node.errors
     node.start(PYTHONSAFEPATH="1")
@@ -130,14 +130,20 @@ def test_modules_in_the_current_directory_hide_no_others(node: Node) -> None:
     assert "no fork server" not in node.errors
 
 
-def test_a_server_of_another_user_is_not_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_users_neither_ask_a_server_of_another_one_nor_are_served_by_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start()
-    path = str(next(node.sockets.glob("fork.????????")))
+    name = next(node.logs.iterdir()).stem
     own = {"PYTHONPATH": str(node.preloaded.parent), "RAY_RAYLET_PID": str(os.getpid())}
     monkeypatch.setattr(os, "environ", {**os.environ, **VARIABLES, **own})
-    assert fork_server._request(path, [str(node.script)])
-    monkeypatch.setattr(os, "getuid", lambda: -1)
-    assert not fork_server._request(path, [str(node.script)])
+    assert fork_server._request(name, [str(node.script)])
+    os.seteuid(65534)
+    try:
+        assert not fork_server._request(name, [str(node.script)])
+    finally:
+        os.seteuid(0)
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    assert not fork_server._request(name, [str(node.script)])
 
 
 def test_a_driver_can_start_the_server_for_its_machine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +164,7 @@ def test_a_driver_can_start_the_server_for_its_machine(node: Node, monkeypatch: 
 def test_ray_is_not_imported_before_a_fork(node: Node) -> None:
     node.start(modules="ray")
     assert "no fork server" in node.errors
-    assert "Ray must not be imported" in next(node.sockets.glob("fork.*.log")).read_text()
+    assert "Ray must not be imported" in next(node.logs.iterdir()).read_text()
     code = f"import sys, {', '.join(fork_server.MODULES)}; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
