@@ -138,6 +138,9 @@ class RunConfig(Settings):
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: int | None = Field(default=None, gt=0)
     """PyTorch threads per worker. Default: cpus_per_worker, at least 1."""
+    spares: int = Field(default=0, ge=0)
+    """Workers beyond the largest number that wait with their model built, and take the place of a lost worker at once; each
+    needs the resources of a worker. Not with restart mode or in sweeps."""
     fork_workers: bool = True
     """Fork each worker from a process on its node that has imported PyTorch, so that it starts in a fraction of the time. If
     off, or where the job's runtime_env decides which Python runs, each worker imports it itself."""

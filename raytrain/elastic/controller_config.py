@@ -22,6 +22,7 @@ class ControllerConfig:
         rendezvous: actor handle of `raytrain.rendezvous.actor.RendezvousActor`.
         writer: actor handle of the event writer: `append(events)`.
         lease: the run's resources in a cluster that it shares with other trials of a sweep.
+        spares: workers beyond `max_workers` that wait to take the place of lost ones.
     """
 
     min_workers: int
@@ -34,6 +35,7 @@ class ControllerConfig:
     rendezvous: Any
     writer: Any
     lease: ResourceLease | None = None
+    spares: int = 0
 
 
 CONTROLLER_CONFIG = "controller_config"

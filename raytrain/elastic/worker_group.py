@@ -121,11 +121,15 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _request_workers(self, num_finished: int) -> None:
         num_staying, num_joining, batch = len(self._staying()), len(self._joining), self._num_requested
-        for _ in range(num_to_request(num_staying, num_joining, num_finished, self._allocation.num_workers)):
+        for _ in range(num_to_request(num_staying, num_joining, num_finished, self._num_wanted)):
             how = self._resources, self._runtime_env, self._slots.request(), self._config.slow_timeout_s
             self._joining.append(ElasticWorker(self._num_requested, *how, batch))
             self._num_requested += 1
             self._requested_at = time.monotonic()
+
+    @property
+    def _num_wanted(self) -> int:
+        return self._allocation.num_workers + self._config.spares
 
     def _staying(self) -> list[ElasticWorker]:
         return [worker for worker in self._running if worker.name not in self._draining]
@@ -188,7 +192,7 @@ class ElasticWorkerGroup(WorkerGroup):
 
     def _release_surplus(self, num_finished: int) -> None:
         """Gives back what other runs need: a joining worker at once, a running one after its step."""
-        limits = self._allocation.min_workers, self._allocation.num_workers
+        limits = self._allocation.min_workers, self._num_wanted
         for worker in surplus(self._staying(), self._joining, num_finished, *limits):
             if worker in self._joining:
                 self._joining.remove(worker)

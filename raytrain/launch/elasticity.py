@@ -45,18 +45,24 @@ class RayTrainer(Protocol):
         """Waits, up to the timeout, until no thread of it uses Ray any more."""
 
 
-def is_in_place(setting: str, viewer: Viewer) -> bool:
+def is_in_place(config: RunConfig, viewer: Viewer) -> bool:
     """Whether the run changes its workers in place. Warns once if `auto` cannot.
 
     Args:
-        setting: `run.elasticity`.
+        config: of the run.
         viewer: shows the warning.
 
     Raises:
-        ConfigError: the setting is in_place, and the installed Ray does not support it.
+        ConfigError: it must be in place, or has spares, and the installed Ray does not support it.
     """
-    if setting == "restart":
-        return False
+    in_place = config.elasticity != "restart" and _is_supported(config.elasticity, viewer)
+    if config.spares and not in_place:
+        rule = "restart mode has no spares: all workers restart when one is lost"
+        raise ConfigError("run.spares", config.spares, rule, "leave run.spares and run.elasticity out")
+    return in_place
+
+
+def _is_supported(setting: str, viewer: Viewer) -> bool:
     broken = violations()
     if not broken:
         return True
@@ -78,7 +84,9 @@ def is_in_place(setting: str, viewer: Viewer) -> bool:
 
 def open_rendezvous(config: RunConfig, in_place: bool) -> Any:
     """The rendezvous of the run; in restart mode each attempt has its own, and a relay passes stop requests on to it."""
-    return _actor(RendezvousActor, config.min_workers, _timeouts(config)) if in_place else StopRelay()
+    if not in_place:
+        return StopRelay()
+    return _actor(RendezvousActor, config.min_workers, _timeouts(config), None, config.max_workers)
 
 
 def build_trainer(
@@ -144,6 +152,7 @@ def _controller_config(config: RunConfig, rendezvous: Any, writer: Any, lease: R
         rendezvous,
         writer,
         lease,
+        config.spares,
     )
 
 

@@ -142,7 +142,7 @@ class Trainer:
         lock: RunLock,
     ) -> str:
         """Trains on Ray. Returns "completed" or "stopped"."""
-        run_dir, in_place = lock.run_dir, is_in_place(config.elasticity, viewer)
+        run_dir, in_place = lock.run_dir, is_in_place(config, viewer)
         viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
         with cluster.connected(config.start_timeout_s):
             request.listen()  # before, there is nothing to save

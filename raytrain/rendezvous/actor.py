@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,10 +60,18 @@ class RendezvousActor:
         min_workers: the smallest generation.
         timeouts: after which a silent or stuck worker is evicted.
         is_restarted: whether it replaces one that died; asked of Ray by default.
+        max_workers: the largest generation; further workers are spares.
     """
 
-    def __init__(self, min_workers: int, timeouts: HealthTimeouts | None = None, is_restarted: bool | None = None) -> None:
-        self._state, self._health = Rendezvous(min_workers), HealthMonitor(timeouts or HealthTimeouts(), CHECK_EVERY_S)
+    def __init__(
+        self,
+        min_workers: int,
+        timeouts: HealthTimeouts | None = None,
+        is_restarted: bool | None = None,
+        max_workers: int = sys.maxsize,
+    ) -> None:
+        self._state = Rendezvous(min_workers, max_workers=max_workers)
+        self._health = HealthMonitor(timeouts or HealthTimeouts(), CHECK_EVERY_S)
         self._handles: dict[str, Any] = {}
         self._evicted: dict[str, str] = {}
         self._drained: set[str] = set()
@@ -137,7 +146,7 @@ class RendezvousActor:
         """Blocks, for some seconds at most, until members of `generation` should do something after their step."""
         deadline = time.monotonic() + WATCH_S
         while (signals := self._signals(generation)) == Signals() and time.monotonic() < deadline:
-            await self._barrier.changed(0.1 if self._state.newcomers else 0.5)
+            await self._barrier.changed(0.1 if self._state.candidates else 0.5)
         return signals
 
     async def status(self) -> RendezvousStatus:

@@ -8,6 +8,7 @@ actor that drives this machine is in `actor`; whether a worker is alive is decid
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -130,10 +131,12 @@ class Rendezvous:
     Args:
         min_workers: the smallest generation.
         settle_s: seconds for which newcomers wait for other workers that are starting, to be admitted together.
+        max_workers: the largest generation; newcomers beyond it are spares, which wait until a member is lost or leaves.
     """
 
     min_workers: int
     settle_s: float = 1.0
+    max_workers: int = sys.maxsize
     generation: Generation = field(default_factory=lambda: Generation(0, (), "start"))
     waiting: dict[str, tuple[JoinRequest, float]] = field(default_factory=dict)
     """Join requests with their times of arrival in seconds."""
@@ -239,11 +242,12 @@ class Rendezvous:
     @property
     def to_probe(self) -> list[str]:
         """Workers whose death would change the next generation: all of them while somebody waits."""
-        return sorted(self.alive | self.waiting.keys()) if self.waiting else []
+        return sorted(self.alive | self.waiting.keys()) if self.candidates or self.alive & self.waiting.keys() else []
 
     @property
-    def newcomers(self) -> set[str]:
-        return self.waiting.keys() - self.alive
+    def candidates(self) -> set[str]:
+        """Newcomers for whom there is room in the next generation, or will be for some of them."""
+        return self.waiting.keys() - self.alive if len(self.alive) < self.max_workers else set()
 
     @property
     def is_broken(self) -> bool:
@@ -271,7 +275,8 @@ class Rendezvous:
         members = [self.waiting[worker][0] for worker in self.alive] + [request for request, _ in self._admissible(now)]
         best = max(request.step for request, _ in self.waiting.values())
         if len(members) < self.min_workers or max(member.step for member in members) < best:
-            members = [request for request, _ in self.waiting.values()]
+            requests = sorted((request for request, _ in self.waiting.values()), key=lambda request: -request.step)
+            members = requests[: self.max_workers]
         holds_state = bool(self.draining & self.waiting.keys())  # `release_drained` would have released it otherwise
         if len(members) < self.min_workers and not holds_state:
             self.short_since = now if self.short_since is None else self.short_since
@@ -295,12 +300,13 @@ class Rendezvous:
         return self.generation
 
     def _admissible(self, now: float) -> list[tuple[JoinRequest, float]]:
-        """Newcomers with their times of arrival, without those whose node is in back-off."""
-        return [
+        """As many newcomers as there is room for, with their times of arrival, without those whose node is in back-off."""
+        found = [
             (request, arrival)
-            for request, arrival in (self.waiting[worker] for worker in sorted(self.newcomers))
+            for request, arrival in (self.waiting[worker] for worker in sorted(self.candidates))
             if now - arrival >= self.backoff.delay_s(request.node_id)
         ]
+        return sorted(found, key=lambda each: each[1])[: self.max_workers - len(self.alive)]
 
     def _timeout_factor(self, members: list[JoinRequest]) -> int:
         previous = self.generation

@@ -184,9 +184,12 @@ def smallest_group(packed: bytes, values: Mapping[str, Any]) -> tune.PlacementGr
 
 
 def check_elasticity(config: RunConfig) -> None:
-    """Raises ConfigError if the setting, or this version of Ray, does not let trials share workers in place."""
+    """Raises ConfigError if the settings, or this version of Ray, do not let trials share workers in place."""
     from raytrain.elastic.contract import CHECKED_ON, violations
 
+    if config.spares:
+        rule = "the trials of a sweep share workers, so none of them may keep some idle"
+        raise ConfigError("run.spares", config.spares, rule, "leave run.spares out")
     found = violations()
     if config.elasticity != "restart" and not found:
         return

@@ -45,6 +45,16 @@ def test_p2_p5_leaders_that_die_while_saving_leave_the_checkpoint_to_a_peer(tmp_
 
 
 @pytest.mark.timeout(60)
+def test_p2_a_spare_takes_the_place_of_a_lost_worker_in_the_next_generation(tmp_path: Path) -> None:
+    kills = [Kill("w0", "before commit", 5), Kill("w1", "after backward", 30)]
+    run = LocalRun(TASKS["dropout"], settings(), tmp_path, Plot(2, kills=kills, spares=1))
+    check(run)
+    formed = [(generation.cause, len(generation.members)) for generation in run.generations]
+    assert formed[:2] == [("start", 2), ("loss", 2)], "not first without a worker, and then with a newcomer"
+    assert max(size for _, size in formed) == 2
+
+
+@pytest.mark.timeout(60)
 def test_r1_a_leader_that_dies_after_it_has_handed_over_its_state_leaves_no_gap(tmp_path: Path) -> None:
     """Its last steps are on no storage yet, and nobody is left who was there but the newcomer, who has their result."""
     kills = [Kill("w0", "after broadcast", END_OF_EPOCH + 1)]

@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing as mp
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ class Plot:
 
     Args:
         workers: how many begin together.
+        spares: how many wait beside these, and beside those that replace them.
         kills: planned deaths and breaks; each must have fired when the run ends.
         replace: start a new worker for each that dies.
         late: steps at which one more worker is started.
@@ -81,6 +83,7 @@ class Plot:
     late: Sequence[int] = ()
     hold: int | None = None
     abandon: int | None = None
+    spares: int = 0
 
 
 @dataclass
@@ -113,7 +116,7 @@ class LocalRun:
         self._finished, self._has_saved, self._is_abandoned = 0, False, False
         self._children: dict[str, Child] = {}
         self._state, self._late = self._build_state(), list(self.plot.late)
-        for _ in range(self.plot.workers):
+        for _ in range(self.plot.workers + self.plot.spares):
             self._start()
         try:
             self._until_over()
@@ -145,7 +148,7 @@ class LocalRun:
             self._state.stop_requested = True
 
     def _build_state(self) -> Rendezvous:
-        return Rendezvous(self.plot.workers)
+        return Rendezvous(self.plot.workers, max_workers=self.plot.workers if self.plot.spares else sys.maxsize)
 
     def _close(self) -> None:
         """The run is over; its workers are killed next."""
@@ -233,7 +236,7 @@ class LocalRun:
         enough = self.plot.workers + len(self.plot.late)
         while True:
             with self._lock:
-                if self._state.newcomers or len(self._state.alive) >= enough:
+                if self._state.candidates or len(self._state.alive) >= enough:
                     return
             time.sleep(TICK_S)
 

@@ -92,7 +92,9 @@ class Rendezvous:
 class Scene:
     """A group of 2 to 3 workers that may lose 2 in a row."""
 
-    def __init__(self, patch: Any, least: int = 2, most: int = 3, room: int = 3, broker: Broker | None = None) -> None:
+    def __init__(
+        self, patch: Any, least: int = 2, most: int = 3, room: int = 3, broker: Broker | None = None, spares: int = 0
+    ) -> None:
         self.now, self.room, self.broker = 100.0, room, broker or Broker()
         self.stillborn, self.workers, self.statuses = set[int](), list[FakeWorker](), dict[int, Any]()
         self.emitted, self.draining, self.rendezvous = list[Event](), dict[str, float](), Rendezvous()
@@ -105,7 +107,7 @@ class Scene:
         patch.setattr(membership, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}, **replies))
         writer = SimpleNamespace(append=_remote(self.emitted.extend))
         lease = ResourceLease(broker, "sweep/trial", None, tuple(range(least))) if broker else None
-        config = ControllerConfig(least, most, 2, 60.0, 1800.0, 600.0, 4, self.rendezvous, writer, lease)
+        config = ControllerConfig(least, most, 2, 60.0, 1800.0, 600.0, 4, self.rendezvous, writer, lease, spares)
         run_config = SimpleNamespace(storage_context=None, worker_runtime_env={"py_executable": "forked"})
         run: Any = SimpleNamespace(run_config=run_config, backend_config=None)
         run.train_loop_config = {CONTROLLER_CONFIG: config}
@@ -171,6 +173,15 @@ def test_workers_are_requested_up_to_the_maximum_and_run_when_placed(monkeypatch
     assert (scene.running, len(scene.workers)) == ([0, 1, 2], 3)
     assert [event.worker for event in scene.events(WorkerStarting)] == ["w0", "w1", "w2"]
     assert scene.rendezvous.calls_of("expect") == ["w0", "w1", "w2"]
+
+
+def test_spares_are_requested_beside_the_most_workers_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, room=9, spares=1)
+    scene.poll(2)
+    assert (scene.running, scene.gone) == ([0, 1, 2, 3], [])
+    scene.dies(0)
+    scene.poll(2)
+    assert scene.running == [1, 2, 3, 4]
 
 
 # Losses

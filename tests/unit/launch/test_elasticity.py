@@ -37,16 +37,16 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("setting", "in_place"), [("auto", True), ("in_place", True), ("restart", False)])
-def test_nothing_is_reported_with_a_supported_ray(setting: str, in_place: bool) -> None:
+def test_nothing_is_reported_with_a_supported_ray(setting: Any, in_place: bool) -> None:
     viewer = SeenTexts()
-    assert is_in_place(setting, viewer) == in_place
+    assert is_in_place(RunConfig(elasticity=setting), viewer) == in_place
     assert viewer.texts == []
 
 
 @pytest.mark.usefixtures("broken")
 def test_auto_falls_back_to_restart_mode_with_one_warning() -> None:
     viewer = SeenTexts()
-    assert not is_in_place("auto", viewer)
+    assert not is_in_place(RunConfig(), viewer)
     (text,) = viewer.texts
     assert text.startswith("warning: each change of workers restarts all of them")
     assert "Ray 2.99.0 (ReplicaGroup does not exist, and 1 more)" in text
@@ -56,15 +56,22 @@ def test_auto_falls_back_to_restart_mode_with_one_warning() -> None:
 @pytest.mark.usefixtures("broken")
 def test_in_place_is_refused_with_an_unsupported_ray() -> None:
     with pytest.raises(ConfigError) as caught:
-        is_in_place("in_place", SeenTexts())
+        is_in_place(RunConfig(elasticity="in_place"), SeenTexts())
     check("errors/in_place.txt", f"{caught.value}\n")
 
 
 @pytest.mark.usefixtures("broken")
 def test_restart_mode_is_not_warned_about() -> None:
     viewer = SeenTexts()
-    assert not is_in_place("restart", viewer)
+    assert not is_in_place(RunConfig(elasticity="restart"), viewer)
     assert viewer.texts == []
+
+
+def test_restart_mode_refuses_spares() -> None:
+    assert is_in_place(RunConfig(spares=1), SeenTexts())
+    with pytest.raises(ConfigError) as caught:
+        is_in_place(RunConfig(elasticity="restart", spares=1), SeenTexts())
+    check("errors/restart_spares.txt", f"{caught.value}\n")
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ class Life(RuleBasedStateMachine):
             self.lose(name)  # it is silent
         self.unnoticed.clear()
         self.now += LONG_S
-        must_come = self.rendezvous.alive and (self.rendezvous.newcomers or self.rendezvous.draining)
+        must_come = self.rendezvous.alive and (self.rendezvous.candidates or self.rendezvous.draining)
         assert not must_come or self.rendezvous.signals(self.now).regroup, "no signal asks the members to join"
         to_enter, number = self.at("starting", "training", "outside"), self.rendezvous.generation.number
         for name in random.Random(self.num_started).sample(to_enter, k=len(to_enter)):

@@ -69,6 +69,35 @@ def test_the_worker_furthest_ahead_leads_and_the_others_keep_their_order() -> No
     assert (generation.rank_of("w2"), generation.has("w2"), generation.has("w1")) == (2, True, False)
 
 
+def test_spares_wait_until_there_is_room_and_disturb_nobody() -> None:
+    rendezvous = Rendezvous(1, max_workers=2)
+    assert names(formed(rendezvous, at("w0"), at("w1"), at("w2"))) == ["w0", "w1"]
+    rendezvous.join(at("w3"), 1.0)
+    assert (rendezvous.signals(99.0), rendezvous.to_probe, rendezvous.form(99.0)) == (Signals(), [], None)
+    rendezvous.report_lost("w1", 100.0)
+    generation = formed(rendezvous, at("w0", 6), now=100.0)
+    assert (names(generation), generation.cause) == (["w0", "w2"], "loss"), "the one that has waited longest"
+    assert rendezvous.drain("w0")
+    assert rendezvous.signals(101.0).regroup
+    rendezvous.join(at("w0", 7), 102.0)
+    rendezvous.join(at("w2", 7), 102.0)
+    assert rendezvous.release_drained() == {"w0"}
+    assert names(rendezvous.form(102.0)) == ["w2", "w3"]
+    assert not rendezvous.drain("w4"), "a spare that is to leave is not waited for"
+
+
+def test_a_generation_of_those_with_a_newer_state_is_not_too_large_either() -> None:
+    rendezvous = Rendezvous(2, max_workers=2)
+    formed(rendezvous, at("w0"), at("w1"))
+    for worker in ("w0", "w1"):
+        rendezvous.report_lost(worker, 1.0)
+    for request in (at("w2"), at("w3"), at("w4", 5)):
+        rendezvous.backoff.record_admission(request.worker, request.node_id, 1.0)
+        rendezvous.join(request, 2.0)
+    assert names(rendezvous.form(3.0))[0] == "w4"
+    assert len(rendezvous.generation.members) == 2
+
+
 def test_too_few_workers_wait_for_another_and_the_time_is_measured() -> None:
     rendezvous = training("w0", "w1", min_workers=2)
     rendezvous.report_lost("w1", 0.0)

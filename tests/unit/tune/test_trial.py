@@ -98,6 +98,9 @@ def test_r15_trials_share_workers_in_place_or_not_at_all(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError) as refused:
         trainable(Regression, RunConfig(elasticity="restart"))
     check("errors/tune_restart.txt", f"{refused.value}\n")
+    with pytest.raises(ConfigError) as refused:
+        trainable(Regression, RunConfig(spares=1))
+    check("errors/tune_spares.txt", f"{refused.value}\n")
     monkeypatch.setattr(contract, "violations", lambda: ["WorkerGroup.poll_status: not there"])
     with pytest.raises(ConfigError) as refused:
         module.check_elasticity(RunConfig())
