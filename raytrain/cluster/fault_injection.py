@@ -7,6 +7,7 @@ nothing at the deadline.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -112,13 +113,14 @@ def raylets() -> list[Raylet]:
 
 def raylet_of(pid: int) -> Raylet | None:
     """The raylet of a worker process: its parent, or what a forked one has opened of it, see `elastic.fork_server`."""
-    try:
-        parent = psutil.Process(pid).parent()
-        opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-        marked = [psutil.Process(int(path[len("/proc/") :])) for path in opened if re.fullmatch("/proc/[0-9]+", path)]
-    except (psutil.Error, OSError):
-        return None
-    return next((raylet for process in [parent, *marked] if process and (raylet := _as_raylet(process))), None)
+    found: list[psutil.Process | None] = []
+    with contextlib.suppress(psutil.Error, OSError):
+        found.append(psutil.Process(pid).parent())
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(psutil.Error, OSError):  # it is closed meanwhile
+                if process := re.fullmatch("/proc/([0-9]+)", os.readlink(entry.path)):
+                    found.append(psutil.Process(int(process[1])))
+    return next((raylet for process in found if process and (raylet := _as_raylet(process))), None)
 
 
 def _as_raylet(process: psutil.Process) -> Raylet | None:

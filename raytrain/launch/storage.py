@@ -5,12 +5,14 @@ Also resolves relative paths, which mean the submit directory in a job. Writes n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
 
 import ray
 from pyarrow import fs
+from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain.elastic.environment import SUBMIT_DIRECTORY
@@ -129,7 +131,12 @@ def _nodes_that_do_not_see(mark: str) -> list[str]:
     if not asked:
         return []
     done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SEEN_TIMEOUT_S)
-    return [node["NodeManagerAddress"] for answer, node in asked.items() if answer not in done or not ray.get(answer)]
+    blind = []
+    for answer, node in asked.items():
+        with contextlib.suppress(TaskUnschedulableError, WorkerCrashedError, NodeDiedError):  # it is no node any more
+            if answer not in done or not ray.get(answer):
+                blind.append(node["NodeManagerAddress"])
+    return blind
 
 
 def _sees(path: str) -> bool:

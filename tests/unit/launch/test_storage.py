@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray.exceptions import TaskUnschedulableError
 
 from raytrain.elastic.environment import SUBMIT_DIRECTORY
 from raytrain.errors import StorageError
@@ -48,6 +51,29 @@ def test_r11_in_a_job_a_relative_path_is_resolved_against_the_submit_directory(
     assert message.startswith("the run is stored in /home/me/runs/digits, because the working directory of a job")
     monkeypatch.chdir(tmp_path)
     assert absolute("runs") == str(tmp_path / "runs"), "not in a job's directory"
+
+
+def test_r11_a_node_that_dies_while_it_is_asked_does_not_keep_the_run_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {"sees": True, "blind": False, "silent": None, "dead": TaskUnschedulableError("it is gone")}
+
+    def get(node: str) -> bool:
+        if isinstance(answers[node], Exception):
+            raise answers[node]
+        return bool(answers[node])
+
+    look = SimpleNamespace(
+        options=lambda scheduling_strategy: SimpleNamespace(remote=lambda mark: scheduling_strategy.node_id)
+    )
+    fake = SimpleNamespace(
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "mine"),
+        remote=lambda **options: lambda function: look,
+        nodes=lambda: [{"NodeID": node, "Alive": True, "NodeManagerAddress": node} for node in ["mine", *answers]],
+        wait=lambda asked, **how: ([node for node in asked if node != "silent"], ["silent"]),
+        get=get,
+    )
+    monkeypatch.setattr(storage, "ray", fake)
+    monkeypatch.setattr(storage, "NodeAffinitySchedulingStrategy", lambda node, soft: SimpleNamespace(node_id=node))
+    assert storage._nodes_that_do_not_see("mark") == ["blind", "silent"]
 
 
 @pytest.mark.parametrize("blind", [["10.0.0.2", "10.0.0.3"], []])
