@@ -119,7 +119,7 @@ NUMBERS = [name for name, field in RunConfig.model_fields.items() if field.metad
 
 @pytest.mark.parametrize("setting", NUMBERS)
 def test_a_number_below_its_limit_is_refused_with_its_meaning(setting: str) -> None:
-    may_be_zero = setting in ("keep_best", "max_failures")
+    may_be_zero = setting in ("keep_best", "max_failures", "spares")
     if may_be_zero:
         assert getattr(RunConfig(**{setting: 0}), setting) == 0
     rule = "input should be greater than " + ("or equal to 0" if may_be_zero else "0")
