@@ -8,6 +8,8 @@ What a user needs:
     arrays         in-memory data as a source
     parquet        Parquet files as a source
     dataset        a map-style PyTorch dataset as a source
+    mix            several sources in fixed proportions
+    weighted       a source whose rows are drawn in proportion to weights
     main           a task as a command: its fields and the settings are flags
     RunConfig      settings of a run
     Trainer        a run from Python: Trainer(task, config).fit()
@@ -67,7 +69,9 @@ if TYPE_CHECKING:
     from raytrain.config import RunConfig as RunConfig
     from raytrain.data import arrays as arrays
     from raytrain.data import dataset as dataset
+    from raytrain.data import mix as mix
     from raytrain.data import parquet as parquet
+    from raytrain.data import weighted as weighted
     from raytrain.launch.cluster import connected as connected
     from raytrain.launch.trainer import Result as Result
     from raytrain.launch.trainer import Trainer as Trainer
@@ -93,9 +97,11 @@ _MODULES = {
     "connected": "raytrain.launch.cluster",
     "dataset": "raytrain.data",
     "main": "raytrain.cli.job",
+    "mix": "raytrain.data",
     "parquet": "raytrain.data",
     "show": "raytrain.cli.job",
     "trainable": "raytrain.tune.trial",
+    "weighted": "raytrain.data",
 }
 """Modules of the public names; each is imported when its name is first used, since torch and ray take seconds."""
 

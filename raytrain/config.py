@@ -118,6 +118,10 @@ class RunConfig(Settings):
     drop_last: bool = False
     """Drop the last step of an epoch if it has fewer rows than the global batch."""
 
+    reader: Literal["auto", "ray", "local"] = "auto"
+    """What reads the rows. ray: processes of Ray Data, on any node; local: threads of the worker; auto: Ray Data where rows
+    are computed (`transform`, `__getitem__` of a dataset, images), else the worker. Rows and result are the same."""
+
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the forward pass; bf16 uses autocast, weights stay fp32."""
     exactness: Literal["default", "bitwise"] = "default"

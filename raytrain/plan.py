@@ -39,6 +39,11 @@ def permutation(length: int, *key: int) -> RowIds:
     return np.argsort(bits.random_raw(length), kind="stable").astype(np.int64, copy=False)
 
 
+def uniform(length: int, *key: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1) that depend on `key` alone, on no version of numpy."""
+    return (np.random.Philox(key=_hashed(key, 2)).random_raw(length) >> np.uint64(11)) / 2.0**53
+
+
 def permuted(positions: RowIds, length: int, *key: int) -> RowIds:
     """The elements at some positions of a permutation of range(length) that depends on `key` alone; draws nothing else.
 
@@ -192,8 +197,16 @@ class EpochOrder:
             if window.start >= stop:
                 break
             inside = slice(max(start, window.start) - window.start, min(stop, window.stop) - window.start)
-            parts.append(self._window_row_ids(logical, window)[inside])
+            parts.append(self._window_row_ids(logical, window, inside))
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def rows_on_line(self, line: RowIds) -> RowIds:
+        """Row ids at positions of the line: chunks in shuffled order, the rows of a chunk in source order."""
+        if self._plan.chunk_rows is None:
+            return self._in_memory(line)
+        chunk = np.searchsorted(self._ends, line, side="right")
+        offset = line - np.where(chunk > 0, self._ends[chunk - 1], 0)
+        return _int64(self._first_row[chunk] + offset)
 
     def _window_at(self, logical: int, position: int) -> Window:
         """The window that contains a position of the span: O(log chunks)."""
@@ -209,15 +222,11 @@ class EpochOrder:
         start = int(self._ends[first - 1]) if first > first_chunk else span_start
         return Window(start - span_start, min(int(self._ends[last]) - span_start, length))
 
-    def _window_row_ids(self, logical: int, window: Window) -> RowIds:
-        line = np.arange(window.start, window.stop, dtype=np.int64) + self._span_starts[logical]
-        if self._plan.chunk_rows is None:
-            return self._in_memory(line)
-        if self._plan.shuffle:
-            line = line[permutation(len(line), self._plan.seed, self._epoch, logical, window.start)]
-        chunk = np.searchsorted(self._ends, line, side="right")
-        offset = line - np.where(chunk > 0, self._ends[chunk - 1], 0)
-        return _int64(self._first_row[chunk] + offset)
+    def _window_row_ids(self, logical: int, window: Window, inside: slice) -> RowIds:
+        positions = np.arange(window.start, window.stop, dtype=np.int64)
+        if self._plan.chunk_rows is not None and self._plan.shuffle:
+            positions = positions[permutation(len(positions), self._plan.seed, self._epoch, logical, window.start)]
+        return self.rows_on_line(positions[inside] + self._span_starts[logical])
 
     def _in_memory(self, line: RowIds) -> RowIds:
         """Row ids at positions of the line of an in-memory dataset."""

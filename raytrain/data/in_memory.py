@@ -30,7 +30,7 @@ class ArraySource:
     """
 
     chunk_rows: tuple[int, ...] | None = None
-    runs_user_code = False
+    runs_user_code = decodes = False
 
     def __init__(self, columns: Columns, left_out: Mapping[str, str] = NOTHING) -> None:
         self._columns, self.left_out = columns, dict(left_out)
@@ -98,7 +98,7 @@ class DatasetSource:
     """
 
     chunk_rows: tuple[int, ...] | None = None
-    runs_user_code = True
+    runs_user_code = decodes = True
 
     def __init__(self, rows: MapStyleDataset) -> None:
         self._rows = rows

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raytrain.data.prefetch import OnDemand, Prefetcher
 from raytrain.data.ray_reader import RayReader, ray_is_running
-from raytrain.data.reading import DirectReader, RawBatch, Reader, ReadRequest, RowBatch, Transform, transformed
+from raytrain.data.reading import LocalReader, RawBatch, Reader, ReadRequest, RowBatch, Transform, transformed
 from raytrain.data.source import NOTHING, ByColumn, Columns, Source, check_types
 from raytrain.errors import InternalError
 
@@ -58,11 +57,9 @@ class Loader:
         self._waiting: dict[int, deque[RowBatch]] = {logical: deque() for logical in request.assigned}
         self._offsets = {logical: request.first_offset(logical) for logical in request.assigned}  # of the next batch
         self._types: dict[str, Any] = {}
+        self._lends = request.transform is None and not request.source.runs_user_code
         own = replace(request, plan=replace(request.plan))  # a plan caches epochs, for one thread at a time
-        direct, *others = reader.streams(own)
-        depth = max(2, 2 * len(request.assigned))
-        first = OnDemand(direct) if request.source.runs_user_code else Prefetcher(direct, depth)
-        self._streams = deque([first, *(Prefetcher(make, depth) for make in others)])
+        self._streams = deque(reader.streams(own))
         self._batches = self._delivered()
 
     def step(self, step: int) -> dict[int, list[MicroBatch]]:
@@ -79,8 +76,12 @@ class Loader:
             self._next_step += 1
         elif step != self._next_step - 1 or not self._latest:
             raise InternalError(f"step {step} was asked of a loader that is at step {self._next_step}")
+        elif self._lends:
+            self._latest = {
+                i: [[self._read_again(part) for part in parts] for parts in self._latest[i]] for i in self._latest
+            }
         left_out = self._request.source.left_out
-        return {logical: [_to_micro_batch(parts, left_out) for parts in each] for logical, each in self._latest.items()}
+        return {i: [_to_micro_batch(parts, left_out, self._lends) for parts in each] for i, each in self._latest.items()}
 
     def close(self) -> None:
         """Stops reading; returns at once. Idempotent."""
@@ -89,6 +90,12 @@ class Loader:
         self._streams.clear()
         for batches in self._waiting.values():
             batches.clear()
+
+    def _read_again(self, batch: RowBatch) -> RowBatch:
+        """The rows as they were before a hook wrote to them."""
+        plan = self._request.plan
+        seed = plan.seed, (self._next_step - 1) // plan.steps_per_epoch
+        return replace(batch, columns=self._request.source.take(batch.row_ids, seed))
 
     def _micro_batches(self, step: int, logical: int) -> list[list[RowBatch]]:
         """Takes the rows of a logical worker in a step: for each micro-batch, the parts of it."""
@@ -133,10 +140,24 @@ class Loader:
                 yield item if isinstance(item, RowBatch) else self._transformed(item)
 
 
-def choose_reader(source: Source, transform: Transform | None) -> Reader:
-    """Direct reading for in-memory data on which no code of the user runs, and without Ray; Ray Data for all else."""
-    is_ready = source.chunk_rows is None and transform is None and not source.runs_user_code
-    return DirectReader() if is_ready or not ray_is_running() else RayReader()
+def choose_reader(how: str, source: Source, transform: Transform | None) -> Reader:
+    """The reader that `run.reader` asks for; without Ray, that of the worker."""
+    return RayReader() if reads_with_ray(how, source, transform)[0] and ray_is_running() else LocalReader()
+
+
+def reads_with_ray(how: str, source: Source, transform: Transform | None) -> tuple[bool, str]:
+    """Whether `run.reader` means Ray Data for a source, and why.
+
+    "auto" means it where rows are computed, since other processes and nodes can do that while the worker trains. Rows that
+    are only read or copied reach the training sooner from threads of the worker.
+    """
+    if how != "auto":
+        return how == "ray", f"run.reader = {how}"
+    if transform is not None:
+        return True, "`transform` computes them"
+    if source.runs_user_code:
+        return True, "__getitem__ computes them"
+    return source.decodes, "they are decoded" if source.decodes else "they are ready to use"
 
 
 def to_tensors(columns: Columns, left_out: Mapping[str, str] = NOTHING) -> Batch:
@@ -149,10 +170,15 @@ def to_tensors(columns: Columns, left_out: Mapping[str, str] = NOTHING) -> Batch
     return Batch({name: torch.from_numpy(values) for name, values in writable.items()}, left_out)
 
 
-def _to_micro_batch(parts: list[RowBatch], left_out: Mapping[str, str]) -> MicroBatch:
-    """Copies the rows: a hook may write to its batch, and the step may have to be redone."""
+def _to_micro_batch(parts: list[RowBatch], left_out: Mapping[str, str], lends: bool) -> MicroBatch:
+    """The rows as tensors. A hook may write to its batch, and the step may have to be redone.
+
+    Args:
+        lends: whether the arrays themselves are given away, since the rows can be read again. Else they are copied: what a
+            transform or a dataset returns may be the user's own.
+    """
     if len(parts) == 1:
-        tensors = {name: torch.from_numpy(values.copy()) for name, values in parts[0].columns.items()}
-        return MicroBatch(Batch(tensors, left_out), parts[0].row_ids)
+        columns = parts[0].columns if lends else {name: values.copy() for name, values in parts[0].columns.items()}
+        return MicroBatch(to_tensors(columns, left_out), parts[0].row_ids)
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     return MicroBatch(to_tensors(columns, left_out), np.concatenate([part.row_ids for part in parts]))

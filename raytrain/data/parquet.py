@@ -11,6 +11,8 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +24,9 @@ from numpy.typing import NDArray
 from pyarrow import fs
 
 from raytrain.data.parquet_footers import (
+    FOOTER_THREADS,
     LIST_TYPES,
+    PAD_OR_CUT,
     Column,
     Footer,
     check_lengths,
@@ -33,11 +37,14 @@ from raytrain.data.parquet_footers import (
     read_footers,
     unreadable,
 )
-from raytrain.data.source import NO_NULLS, Columns, Seed
+from raytrain.data.source import NO_NULLS, Columns, Seed, empty_columns, gather, left_out_column, missing_column
 from raytrain.errors import DataError
 
 CACHED_GROUPS = 2  # decoded row groups, since neighbouring logical workers may share one
 CACHED_FOOTERS = 64
+
+Pad = Mapping[str, float | tuple[float, int]]
+"""For each column to pad, the value, or the value and the length."""
 
 Value = TypeVar("Value")
 
@@ -87,15 +94,18 @@ class ParquetSource:
         left_out: for each column that cannot become a tensor, and is not read, the reason.
     """
 
-    runs_user_code = False
+    runs_user_code = decodes = False
 
-    def __init__(self, filesystem: fs.FileSystem, footers: Sequence[Footer], columns: Sequence[str] | None) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, footers: Sequence[Footer], columns: Sequence[str] | None, pad: Pad | None = None
+    ) -> None:
         full = [footer for footer in footers if footer.num_rows]
         if not full:
             found = f"0 rows in {len(footers)} files, such as {footers[0].file.path}"
             raise DataError("data", found, "the dataset must not be empty", "correct the path given to parquet()")
         self._filesystem = filesystem
-        self._columns, left_out = choose_columns(full, columns)
+        chosen, left_out = choose_columns(full, columns)
+        self._columns = _with_padding(chosen, left_out, pad) if pad else chosen
         self.left_out: Mapping[str, str] = left_out
         self._files = [footer.file for footer in full]
         self._keys = {
@@ -106,13 +116,13 @@ class ParquetSource:
         groups = [(i, g, rows) for i, f in enumerate(full) for g, rows in enumerate(f.group_rows) if rows]
         self._groups = np.array(groups, dtype=np.int64)  # [chunks, 3]: file, row group in the file, rows
         self._ends = np.cumsum(self._groups[:, 2])
-        self._digest = _digest(full, self._columns)
         check_nulls(full, self._columns)
         self._cached_groups: _Cache[Columns] = _Cache(CACHED_GROUPS)
         self._cached_footers: _Cache[Any] = _Cache(CACHED_FOOTERS)
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._columns = self._with_lengths()
+        self._digest = _digest(full, self._columns)
         self._shapes = self._row_shapes()
-        check_lengths(full, self._shapes)
+        check_lengths(full, {c.name: self._shapes[c.name] for c in self._columns if not c.padding})
 
     @property
     def num_rows(self) -> int:
@@ -132,15 +142,18 @@ class ParquetSource:
         Raises:
             DataError: a file is damaged, or a column has nulls or rows of different shapes.
         """
-        taken = {c.name: np.empty((len(row_ids), *self._shapes[c.name]), c.dtype) for c in self._columns}
-        groups = np.searchsorted(self._ends, row_ids, side="right")
-        order = np.argsort(groups, kind="stable")
-        for chunk, positions in _runs(groups, order):
-            inside = row_ids[positions] - (self._ends[chunk] - self._groups[chunk, 2])
-            for name, values in self._group(chunk).items():
-                taken[name][positions] = values[inside]
-            for name, values in self._keys.items():
-                taken[name][positions] = values[self._groups[chunk, 0]]
+        chunk = np.searchsorted(self._ends, row_ids, side="right")
+        chunks = np.flatnonzero(np.bincount(chunk, minlength=len(self._ends)))
+        groups = [self._group(number) for number in chunks.tolist()]
+        shift = np.empty(len(self._ends), np.int64)  # from a row's id to its position, where these groups follow each other
+        shift[chunks] = np.cumsum(self._groups[chunks, 2]) - self._ends[chunks]
+        position = row_ids + shift[chunk]
+        taken = empty_columns({c.name: (c.dtype, self._shapes[c.name]) for c in self._columns}, len(row_ids))
+        for name, values in taken.items():
+            if name in self._keys:
+                values[:] = self._keys[name][self._groups[chunk, 0]]
+            elif groups:
+                gather([group[name] for group in groups], position, values)
         return taken
 
     def fingerprint(self) -> dict[str, Any]:
@@ -158,40 +171,61 @@ class ParquetSource:
         """A decoded row group, of the columns that are in the file."""
 
         def read() -> Columns:
-            decoded = {}
-            for column, values in self._read(chunk):
-                shape = self._shapes[column.name]
-                if values.shape[1:] != shape:
-                    rule = f"has one shape in all files: {list(shape)}, as in its first row"
-                    found = f"rows of shape {list(values.shape[1:])}"
-                    raise self._error(chunk, column.name, found, rule, "pad or cut them")
-                decoded[column.name] = values
+            decoded = dict(self._read(chunk, [column for column in self._columns if column.in_files]))
+            for name, values in decoded.items():
+                if values.shape[1:] != self._shapes[name]:
+                    rule = f"has one shape in all files: {list(self._shapes[name])}, as in its first row"
+                    raise self._error(chunk, name, f"rows of shape {list(values.shape[1:])}", rule, PAD_OR_CUT)
             return decoded
 
         return self._cached_groups.get(chunk, read)
 
-    def _read(self, chunk: int, only: Sequence[str] | None = None) -> Iterator[tuple[Column, NDArray[Any]]]:
-        index, group, _ = self._groups[chunk].tolist()
-        wanted = [c for c in self._columns if not c.is_key and (only is None or c.name in only)]
-        try:
-            with self._filesystem.open_input_file(self._files[index].path) as stream:
-                metadata = self._cached_footers.get(index, lambda: pq.read_metadata(stream))
-                file = pq.ParquetFile(stream, metadata=metadata, pre_buffer=True)
-                table = file.read_row_group(group, columns=[column.name for column in wanted])
-        except (pa.ArrowInvalid, OSError) as error:
-            raise unreadable(self._files[index], error) from error
-        for column in wanted:
+    def _read(self, chunk: int, columns: Sequence[Column]) -> Iterator[tuple[str, NDArray[Any]]]:
+        table = self._table(chunk, columns)
+        for column in columns:
             try:
-                yield column, _decode_column(table.column(column.name))
+                if column.padding is None:
+                    yield column.name, _decode(_whole(table.column(column.name)))
+                else:
+                    values, lengths = _padded(_whole(table.column(column.name)), column.dtype, *column.padding)
+                    yield column.name, values
+                    yield _length_name(column), lengths
             except _Unfit as unfit:
                 found = f"{unfit.found}, first in row {unfit.row} of the row group"
                 raise self._error(chunk, column.name, found, *unfit.remedy) from None
 
+    def _table(self, chunk: int, columns: Sequence[Column]) -> pa.Table:
+        """Some columns of a row group, as Arrow has them."""
+        index, group, _ = self._groups[chunk].tolist()
+        try:
+            with self._filesystem.open_input_file(self._files[index].path) as stream:
+                metadata = self._cached_footers.get(index, lambda: pq.read_metadata(stream))
+                file = pq.ParquetFile(stream, metadata=metadata, pre_buffer=True)
+                return file.read_row_group(group, columns=[column.name for column in columns])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise unreadable(self._files[index], error) from error
+
+    def _with_lengths(self) -> list[Column]:
+        """The columns, with the length of the longest list where none was given to pad to; reads all of those columns."""
+        unknown = [column for column in self._columns if column.padding and not column.padding[1]]
+        if not unknown:
+            return self._columns
+
+        def longest(chunk: int) -> list[int]:
+            table = self._table(chunk, unknown)
+            return [pc.max(_lengths(_combined(table.column(column.name)))).as_py() or 0 for column in unknown]
+
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            found = np.max(list(pool.map(longest, range(len(self._groups)))), axis=0).tolist()
+        known = {c.name: replace(c, padding=(c.padding[0], n)) for c, n in zip(unknown, found, strict=True) if c.padding}
+        return [known.get(column.name, column) for column in self._columns]
+
     def _row_shapes(self) -> dict[str, tuple[int, ...]]:
         """The row shape of each column; for lists, which footers do not tell, from the first row group."""
-        lists = [column.name for column in self._columns if column.is_list]
-        found = {column.name: values.shape[1:] for column, values in (self._read(0, lists) if lists else ())}
-        return {column.name: found.get(column.name, ()) for column in self._columns}
+        lists = [column for column in self._columns if column.depth and not column.padding]
+        shapes: dict[str, tuple[int, ...]] = {c.name: (c.padding[1],) if c.padding else () for c in self._columns}
+        shapes.update((name, values.shape[1:]) for name, values in (self._read(0, lists) if lists else ()))
+        return shapes
 
     def _error(self, chunk: int, name: str, value: str, rule: str, fix: str) -> DataError:
         index, group, _ = self._groups[chunk].tolist()
@@ -203,6 +237,7 @@ def parquet(
     *,
     columns: Sequence[str] | None = None,
     filesystem: fs.FileSystem | None = None,
+    pad: Pad | None = None,
 ) -> ParquetSource:
     """A source over Parquet files.
 
@@ -211,33 +246,108 @@ def parquet(
         columns: names of the columns to read; by default all with numbers, booleans or lists of them.
             Partition keys in paths (year=2024) are int64 columns if all their values are whole numbers.
         filesystem: filesystem of the paths, if they are neither local nor URIs.
+        pad: columns of lists of different lengths, such as {"tokens": 0} or {"tokens": (0, 128)}. Each row is filled up
+            with this value to the length given, by default that of the longest list, for which the driver reads the
+            column once. An int64 column such as tokens_length tells how many values of a row are those of its list.
 
     Raises:
-        DataError: a path is missing, a file is damaged, there are no rows, or a column cannot become a tensor.
+        DataError: a path is missing, a file is damaged, there are no rows, a column cannot become a tensor, or `pad` does
+            not fit it.
     """
     filesystem, files = find_files(paths, filesystem)
-    return ParquetSource(filesystem, read_footers(filesystem, files), columns)
+    return ParquetSource(filesystem, read_footers(filesystem, files), columns, pad)
 
 
-def _runs(groups: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each row group with the positions of its rows in the request."""
-    cuts = np.flatnonzero(np.diff(groups[order])) + 1
-    for positions in np.split(order, cuts):
-        if len(positions):
-            yield int(groups[positions[0]]), positions
+def _with_padding(columns: Sequence[Column], left_out: Mapping[str, str], pad: Pad) -> list[Column]:
+    """The columns, with how each is padded; the length is 0 where it is that of the longest list."""
+    where, names = "parquet(pad=...)", [column.name for column in columns]
+    for name in pad:
+        if name in left_out:
+            raise left_out_column(where, name, left_out[name])
+        if name not in names:
+            raise missing_column(where, name, names)
+    padded = []
+    for column in columns:
+        padded.append(column)
+        if column.name in pad:
+            padded[-1] = replace(column, padding=_padding(f"{where}, column {column.name!r}", column, pad[column.name]))
+            padded.append(Column(_length_name(column), np.dtype(np.int64), is_length=True))
+            if padded[-1].name in names:
+                rule = "has the lengths of the lists, and each column has a name of its own"
+                raise DataError(where, f"column {padded[-1].name!r}", rule, "rename it, or leave it out of columns=")
+    return padded
 
 
-def _decode_column(column: pa.ChunkedArray) -> NDArray[Any]:
-    """An Arrow column as numpy, of shape [rows, ...]; may share its memory. Raises _Unfit."""
+def _padding(where: str, column: Column, given: Any) -> tuple[float, int]:
+    """The value and the length that `pad` gives for a column, as 0 or (0, 128)."""
+    if column.depth != 1:
+        found = f"{column.dtype} in {column.depth} lists" if column.depth else f"{column.dtype}"
+        raise DataError(where, found, "is padded where each row is one list of numbers", "leave it out of pad=")
+    value, length = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if length is not None and not (isinstance(length, int) and length > 0):
+        raise DataError(where, f"length {length}", "is a number of values, at least 1", "give pad={name: (value, length)}")
+    if not _has_value(column.dtype, value):
+        raise DataError(where, f"{value!r}", f"is a value that a column of {column.dtype} can have", "choose another value")
+    return np.asarray(value).item(), length or 0
+
+
+def _has_value(dtype: np.dtype[Any], value: Any) -> bool:
+    """Whether a number can be a value of a column; floats are rounded."""
+    if not isinstance(value, (int, float, np.number, np.bool_)):
+        return False
+    if dtype.kind == "f":
+        return True
+    limits = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return bool(limits[0] <= value <= limits[1] and value == int(value))
+
+
+def _length_name(column: Column) -> str:
+    return f"{column.name}_length"
+
+
+def _padded(array: pa.Array, dtype: np.dtype[Any], value: float, length: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Lists as rows of shape [rows, length], and how many values of each are those of the list. Raises _Unfit."""
+    lengths = np.asarray(_lengths(array)).astype(np.int64)
+    if len(over := np.flatnonzero(lengths > length)):
+        rule = f"has at most the {length} values to which pad= fills up"
+        raise _Unfit(
+            f"a list of {lengths[over[0]]} values", int(over[0]), (rule, "cut the list, or raise the length in pad=")
+        )
+    try:
+        inner = _decode(_storage(array).flatten())
+    except _Unfit as unfit:
+        row = int(np.searchsorted(np.cumsum(lengths), unfit.row, side="right"))
+        raise _Unfit(unfit.found, row, unfit.remedy) from None
+    values = np.full((len(lengths), length), value, dtype)
+    values[np.arange(length) < lengths[:, None]] = inner
+    return values, lengths
+
+
+def _lengths(array: pa.Array) -> pa.Array:
+    return pc.list_value_length(_storage(array))
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    """The lists of a column of tensors of one dimension; any other array as it is."""
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column without nulls as one array. Raises _Unfit."""
     if column.null_count:
         raise _Unfit(f"{column.null_count} nulls", _first(column.is_null()), NO_NULLS)
+    return _combined(column)
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return _decode(array)
+        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
 
 
 def _decode(array: pa.Array) -> NDArray[Any]:
+    """An Arrow array as numpy, of shape [rows, ...]; may share its memory. Raises _Unfit."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return np.asarray(array.to_numpy_ndarray())
@@ -260,7 +370,7 @@ def _common_length(array: pa.Array) -> int:
     bounds = pc.min_max(lengths).as_py()
     if bounds["min"] != bounds["max"]:
         found, rule = f"lists of {bounds['min']} to {bounds['max']} values", "all lists of a column have the same length"
-        raise _Unfit(found, _first(pc.not_equal(lengths, lengths[0])), (rule, "pad or cut the lists"))
+        raise _Unfit(found, _first(pc.not_equal(lengths, lengths[0])), (rule, PAD_OR_CUT))
     return int(bounds["max"] or 0)
 
 
@@ -273,5 +383,5 @@ def _digest(footers: Sequence[Footer], columns: Sequence[Column]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file, rows in ((footer.file, footer.group_rows) for footer in footers):
         digest.update(repr((file.name, file.size_bytes, rows)).encode())
-    digest.update(repr([(column.name, str(column.dtype)) for column in columns]).encode())
+    digest.update(repr([(c.name, str(c.dtype), *(c.padding or ())) for c in columns]).encode())
     return digest.hexdigest()

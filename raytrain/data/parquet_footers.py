@@ -26,6 +26,7 @@ from raytrain.errors import DataError
 
 FOOTER_THREADS = 8
 LIST_TYPES = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.FixedShapeTensorType
+PAD_OR_CUT = "pad or cut the lists; parquet(pad={name: value}) pads lists of numbers"
 
 _KEY = re.compile(r"([^=/]+)=([^=/]*)")
 
@@ -75,14 +76,22 @@ class Column:
     Args:
         name: its name in the files.
         dtype: its dtype in every batch.
-        is_list: whether a row is a list, whose shape is that of the first row.
+        depth: number of lists around a number; the shape of rows with lists is that of the first row.
         is_key: whether it is a partition key in the path, as in year=2024.
+        padding: the value and the length of each row to which lists are padded; None where they are not.
+        is_length: whether it tells the lengths of a padded column's lists, so that it is not in the files.
     """
 
     name: str
     dtype: np.dtype[Any]
-    is_list: bool = False
+    depth: int = 0
     is_key: bool = False
+    padding: tuple[float, int] | None = None
+    is_length: bool = False
+
+    @property
+    def in_files(self) -> bool:
+        return not self.is_key and not self.is_length
 
 
 def find_files(paths: Any, filesystem: fs.FileSystem | None) -> tuple[fs.FileSystem, list[File]]:
@@ -171,7 +180,7 @@ def check_nulls(footers: Sequence[Footer], columns: Sequence[Column]) -> None:
     """Raises DataError for a column with nulls. Lists are checked when read: footers count empty lists as nulls."""
     for footer in footers:
         for column in columns:
-            count = 0 if column.is_list else footer.num_nulls.get(column.name)
+            count = 0 if column.depth or not column.in_files else footer.num_nulls.get(column.name)
             if count:
                 where = f"data, column {column.name!r} of {footer.file.path}"
                 raise DataError(where, f"{count} nulls", *NO_NULLS)
@@ -187,7 +196,7 @@ def check_lengths(footers: Sequence[Footer], shapes: dict[str, tuple[int, ...]])
                     where = f"data, column {name!r} of {footer.file.path}, row group {group}"
                     found = f"{footer.num_values[name][group]} values in {rows} rows"
                     rule = f"all rows have the shape of the first one, {list(shape)}"
-                    raise DataError(where, found, rule, "pad or cut the lists")
+                    raise DataError(where, found, rule, PAD_OR_CUT)
 
 
 def _plain_path(text: str, filesystem: fs.FileSystem) -> str:
@@ -315,7 +324,7 @@ def _column(footers: Sequence[Footer], name: str) -> Column:
         raise DataError(
             f"data, column {name!r}", found, rule, "write it with one type in all files, or leave it out of columns="
         )
-    return Column(name, wider, is_list=any(isinstance(kind, LIST_TYPES) for kind in kinds))
+    return Column(name, wider, max(map(_depth, kinds)))
 
 
 def _depth(kind: pa.DataType) -> int:

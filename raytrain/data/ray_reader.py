@@ -30,12 +30,15 @@ from numpy.typing import NDArray
 
 from raytrain.data.prefetch import Prefetcher
 from raytrain.data.reading import (
-    DirectReader,
+    LocalReader,
     RawBatch,
     ReadRequest,
     ReadTask,
     RowBatch,
+    Stream,
     by_first_use,
+    one_stream,
+    prefetch_depth,
     read_in_order,
     read_task,
     read_tasks,
@@ -81,11 +84,12 @@ class RayReader:
 
     num_tasks: int = 2
 
-    def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
+    def streams(self, request: ReadRequest) -> Sequence[Stream]:
         if (request.last_step - request.first_step) * request.plan.global_batch <= FEW_ROWS * request.plan.num_logical:
-            return DirectReader().streams(request)
+            return LocalReader().streams(request)
         switch = ReaderSwitch(request)
-        return [switch.read_directly, lambda: self._read_with_ray(request, switch)]
+        later = Prefetcher(lambda: self._read_with_ray(request, switch), prefetch_depth(request))
+        return [one_stream(request, switch.read_directly), later]
 
     def _read_with_ray(self, request: ReadRequest, switch: ReaderSwitch) -> Iterator[RowBatch]:
         """What Ray Data reads, from the step on that is agreed on once it runs."""

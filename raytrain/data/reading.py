@@ -9,21 +9,27 @@ thread or in a Ray Data process, never in a thread beside the training, which sh
 from __future__ import annotations
 
 import heapq
-import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, pairwise
+from multiprocessing.pool import AsyncResult, ThreadPool
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raytrain.data.prefetch import OnDemand, Prefetcher
 from raytrain.data.seeding import SEEDED_GENERATORS, seeded_generators
 from raytrain.data.source import NOTHING, ByColumn, Columns, Source, sliced, to_array
 from raytrain.errors import DataError
-from raytrain.plan import Plan
+from raytrain.plan import EpochOrder, Plan
 
 Transform = Callable[[Columns], Columns]
 
+READ_THREADS = 4  # of a worker that reads ahead
+AHEAD_BYTES = 64 * 2**20  # that they read ahead; larger reads wait until they are needed
 MIN_BATCH_ROWS = 256  # least number of rows that are transformed and delivered at once
 
 
@@ -108,32 +114,46 @@ class ReadRequest:
         """The step that first needs rows of a task."""
         return task.epoch * self.plan.steps_per_epoch + task.begin // self.plan.full_batch_size(task.logical)
 
-    @property
-    def raw_batch_rows(self) -> int:
-        """Number of rows that are transformed at once; does not depend on workers.
 
-        Rows of a dataset may be slow to read, and the training may wait for them: they are read for one step at a time.
-        """
-        rows = -(-self.plan.global_batch // self.plan.num_logical)
-        return rows if self.source.runs_user_code and self.transform is None else max(MIN_BATCH_ROWS, rows)
+Read = Callable[[], "list[RawBatch]"]
+"""A call of the source, for consecutive rows of a logical worker."""
+
+
+class Stream(Protocol):
+    """Batches, one after the other, of `Prefetcher` or `OnDemand`."""
+
+    def next(self) -> RowBatch | RawBatch | None: ...
+
+    def close(self) -> None: ...
 
 
 class Reader(Protocol):
     """How the rows of a worker are read."""
 
-    def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
-        """Iterators that the caller uses up one after the other.
-
-        The first one reads in this process, so it runs in the training thread if the source runs the user's code. All
-        others start at once, each in a thread of its own. Over all, the rows of each logical worker come in order of use.
-        """
+    def streams(self, request: ReadRequest) -> Sequence[Stream]:
+        """Streams that the caller uses up one after the other; over all, the rows of each logical worker are in order."""
 
 
-class DirectReader:
-    """A `Reader` in the worker: for in-memory data, and where there is no Ray. Starts no processes."""
+class LocalReader:
+    """A `Reader` in the worker: in threads that read ahead, but in the training thread where the user's code runs."""
 
-    def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
-        return [lambda: read_in_order(request, {logical: read_tasks(request, logical) for logical in request.assigned})]
+    def streams(self, request: ReadRequest) -> Sequence[Stream]:
+        source = request.source
+        in_memory = source.chunk_rows is None and not source.decodes  # one thread is enough, and none take turns
+        if source.runs_user_code or in_memory:
+            tasks = {logical: read_tasks(request, logical) for logical in request.assigned}
+            return [one_stream(request, lambda: read_in_order(request, tasks))]
+        return [OnDemand(lambda: _read_ahead(request))]
+
+
+def one_stream(request: ReadRequest, make: Callable[[], Iterator[RawBatch]]) -> Stream:
+    """Reads in a thread, and ahead; in the training thread if the source runs the user's code."""
+    return OnDemand(make) if request.source.runs_user_code else Prefetcher(make, prefetch_depth(request))
+
+
+def prefetch_depth(request: ReadRequest) -> int:
+    """Number of batches that wait for the training."""
+    return max(2, 2 * len(request.assigned))
 
 
 def read_tasks(request: ReadRequest, logical: int) -> Iterator[ReadTask]:
@@ -158,43 +178,78 @@ def by_first_use(request: ReadRequest, tasks: Mapping[int, Iterator[ReadTask]]) 
 
 def read_in_order(request: ReadRequest, tasks: Mapping[int, Iterator[ReadTask]]) -> Iterator[RawBatch]:
     """Reads the tasks of each logical worker in this thread; yields batches in the order in which steps need them."""
-    read = {logical: itertools.chain.from_iterable(read_task(request, t) for t in tasks[logical]) for logical in tasks}
-    unused = dict.fromkeys(read, 0)  # rows that were yielded and that no step has used yet
-    for step in range(request.first_step, request.last_step):
-        for logical in list(read):
-            while unused[logical] < request.plan.batch_size(step, logical):
-                raw = next(read[logical], None)
-                if raw is None:
-                    del read[logical]
-                    break
-                unused[logical] += raw.num_wanted
-                yield raw
-            unused[logical] -= request.plan.batch_size(step, logical)
-        if not read:
-            return
+    return _in_order_of_use(request, {i: chain.from_iterable(read_task(request, task) for task in tasks[i]) for i in tasks})
 
 
 def read_task(request: ReadRequest, task: ReadTask) -> Iterator[RawBatch]:
     """Reads a task: chunked data at once, in-memory data batch by batch.
 
-    Batches are counted from the start of the window, and with a transform they are whole, so that what a transform sees
-    does not depend on where the task begins.
-
     Raises:
         DataError: from the source.
     """
+    for read in _reads(request, task):
+        yield from read()
+
+
+def _read_ahead(request: ReadRequest) -> Iterator[RawBatch]:
+    """As `read_in_order`, of all tasks; threads call the source for what comes next, for each logical worker."""
+    pool = ThreadPool(READ_THREADS)  # its threads are daemons: a read that hangs does not keep the process alive
+    try:
+        reads = {i: (read for task in read_tasks(request, i) for read in _reads(request, task)) for i in request.assigned}
+        yield from _in_order_of_use(request, {i: _through(pool, reads[i], AHEAD_BYTES // len(reads)) for i in reads})
+    finally:
+        pool.terminate()
+
+
+def _through(pool: ThreadPool, reads: Iterator[Read], ahead_bytes: int) -> Iterator[RawBatch]:
+    """The batches of reads in their order; the pool runs further ones as long as these are of `ahead_bytes` at most."""
+    waiting: deque[AsyncResult[list[RawBatch]]] = deque()
+    while read := waiting.popleft() if waiting else next((pool.apply_async(read) for read in reads), None):
+        batches = read.get()
+        num_bytes = sum(values.nbytes for raw in batches for values in raw.batch.columns.values())
+        ahead = min(READ_THREADS, ahead_bytes // max(num_bytes, 1))
+        waiting.extend(pool.apply_async(read) for read in islice(reads, max(0, ahead - len(waiting))))
+        yield from batches
+
+
+def _in_order_of_use(request: ReadRequest, batches: dict[int, Iterator[RawBatch]]) -> Iterator[RawBatch]:
+    """The batches of all logical workers, in the order in which steps need them. Empties `batches`."""
+    unused = dict.fromkeys(batches, 0)  # rows that were yielded and that no step has used yet
+    for step in range(request.first_step, request.last_step):
+        for logical in list(batches):
+            while unused[logical] < request.plan.batch_size(step, logical):
+                raw = next(batches[logical], None)
+                if raw is None:
+                    del batches[logical]
+                    break
+                unused[logical] += raw.num_wanted
+                yield raw
+            unused[logical] -= request.plan.batch_size(step, logical)
+        if not batches:
+            return
+
+
+def _reads(request: ReadRequest, task: ReadTask) -> Iterator[Read]:
+    """The calls of the source that read a task: one for chunked data, one for each batch of in-memory data."""
     bounds = _batch_bounds(request, task)
     order = request.plan.epoch(task.epoch)
+    parts = map(list, pairwise(bounds)) if request.source.chunk_rows is None else [bounds]
+    return (partial(_read, request, task, order, part) for part in parts)
+
+
+def _read(request: ReadRequest, task: ReadTask, order: EpochOrder, bounds: Sequence[int]) -> list[RawBatch]:
+    """Reads the rows between the outermost bounds at once, and cuts them at the others."""
     row_ids = order.span_row_ids(task.logical, bounds[0], bounds[-1])
-    epoch_offset = task.epoch * order.span_length(task.logical)
     seed = (request.plan.seed, task.epoch)
-    window = None if request.source.chunk_rows is None else request.source.take(row_ids, seed)
-    for begin, end in itertools.pairwise(bounds):
-        inside = slice(begin - bounds[0], end - bounds[0])
-        columns = request.source.take(row_ids[inside], seed) if window is None else sliced(window, inside)
-        batch = RowBatch(task.logical, epoch_offset + begin, row_ids[inside], columns)
+    columns = request.source.take(row_ids, seed)
+    offset = task.epoch * order.span_length(task.logical)
+    batches = []
+    for begin, end in pairwise(bounds):
+        part = slice(begin - bounds[0], end - bounds[0])
+        batch = RowBatch(task.logical, offset + begin, row_ids[part], sliced(columns, part))
         wanted = slice(max(task.begin - begin, 0), min(task.end, end) - begin)
-        yield RawBatch(batch, (*seed, task.logical, begin), wanted)
+        batches.append(RawBatch(batch, (*seed, task.logical, begin), wanted))
+    return batches
 
 
 def transformed(transform: Transform | None, raw: RawBatch, left_out: Mapping[str, str] = NOTHING) -> RowBatch:
@@ -235,12 +290,21 @@ def first_rows(source: Source, transform: Transform | None, row_ids: NDArray[np.
 
 
 def _batch_bounds(request: ReadRequest, task: ReadTask) -> list[int]:
-    """Positions where batches begin and end; with a transform the outer ones are moved outwards to whole batches."""
-    size, begin, end = request.raw_batch_rows, task.begin, task.end
+    """Positions of the span where batches begin and end.
+
+    A transform sees whole batches, counted from the start of the window, whose number of rows does not depend on workers:
+    the outer bounds are moved outwards. Without one, batches end where steps do, so that a step is part of one batch. Rows
+    of a dataset may be slow to read, and the training may wait for them: they are read for one step at a time.
+    """
+    plan, begin, end = request.plan, task.begin, task.end
     if request.transform is not None:
+        size = max(MIN_BATCH_ROWS, -(-plan.global_batch // plan.num_logical))
         begin -= (begin - task.start) % size
         end = min(end + (task.start - end) % size, task.stop)
-    return [begin, *range(begin + size - (begin - task.start) % size, end, size), end]
+        return [begin, *range(begin + size, end, size), end]
+    rows = plan.full_batch_size(task.logical)
+    size = rows if request.source.runs_user_code else -(-MIN_BATCH_ROWS // rows) * rows
+    return [begin, *range(begin + size - begin % size, end, size), end]
 
 
 def _checked(returned: object, num_rows: int) -> Columns:

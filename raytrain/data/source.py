@@ -8,6 +8,7 @@ functions. Does not import PyTorch, which takes seconds: Ray Data's processes st
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,6 +27,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Seed = tuple[int, int]
 """The seed of the run, and the epoch."""
+
+ALIGNMENT = 64  # bytes; what other frameworks need to use memory without a copy
 
 NO_NULLS = "has no nulls", "fill the nulls, or drop those rows"
 """Rule and fix of a column with nulls."""
@@ -56,6 +59,10 @@ class Source(Protocol):
     @property
     def runs_user_code(self) -> bool:
         """Whether `take` runs the user's code, so that it may not run in a thread beside the training."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether `take` makes rows one by one, as from images or from a file for each; copying memory takes less."""
 
     def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:
         """The rows with these ids, in this order; each column has shape [len(row_ids), ...].
@@ -187,6 +194,28 @@ def left_out_column(where: str, name: str, reason: str) -> DataError:
 def sliced(columns: Columns, part: slice) -> Columns:
     """Some consecutive rows, sharing memory."""
     return {name: values[part] for name, values in columns.items()}
+
+
+def empty_columns(kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], num_rows: int) -> Columns:
+    """Uninitialised columns of some dtypes and row shapes, in one allocation and each aligned to 64 bytes.
+
+    numpy asks the system for huge pages where an allocation is large. Touching fresh memory in small pages would take
+    longer than filling it with rows.
+    """
+    sizes = [num_rows * dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values()]
+    ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
+    memory = np.empty((ends[-1] if ends else 0) + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return {
+        name: memory[first + start : first + start + size].view(dtype).reshape(num_rows, *shape)
+        for (name, (dtype, shape)), start, size in zip(kinds.items(), [0, *ends], sizes, strict=False)
+    }
+
+
+def gather(parts: Sequence[NDArray[Any]], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copies rows, counted through all parts, into `out`, whose dtype has all values of the parts'."""
+    line = parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=out.dtype)
+    np.take(line.astype(out.dtype, copy=False), rows, axis=0, out=out, mode="clip")  # "raise" would copy once more
 
 
 def _is_numeric(array: NDArray[Any]) -> bool:

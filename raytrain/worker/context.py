@@ -87,4 +87,4 @@ class WorkerContext:
         """The micro-batches of source `name` for the logical workers `assigned`, for steps [first_step, last_step)."""
         source, transform = self.spec.sources[name], own_transform(self.spec.task)
         request = ReadRequest(source, self.spec.plans[name], transform, tuple(assigned), first_step, last_step)
-        return Loader(request, self.spec.config.micro_batch, choose_reader(source, transform))
+        return Loader(request, self.spec.config.micro_batch, choose_reader(self.spec.config.reader, source, transform))

@@ -26,7 +26,7 @@ from raytrain.data.in_memory import DatasetSource, dataset
 from raytrain.data.loader import Loader
 from raytrain.data.parquet import ParquetSource, parquet
 from raytrain.data.ray_reader import RayReader, ReaderSwitch
-from raytrain.data.reading import DirectReader, ReadRequest, ReadTask, RowBatch, Transform
+from raytrain.data.reading import LocalReader, ReadRequest, ReadTask, RowBatch, Transform
 from raytrain.data.source import Columns, Seed
 from raytrain.errors import DataError
 from raytrain.plan import Plan
@@ -102,7 +102,7 @@ def test_r1_r13_ray_data_and_direct_reading_give_identical_micro_batches(
         monkeypatch.setattr(ray_reader, "TASKS_PER_DATASET", 6)
     plan = Plan(source.num_rows, source.chunk_rows, 128, 3, shuffle_window=3)
     request = ReadRequest(source, plan, transform, assigned, first, first + plan.steps_per_epoch + 20)
-    with loading(request) as loader, loading(request, DirectReader()) as direct:
+    with loading(request) as loader, loading(request, LocalReader()) as direct:
         for step in range(first, request.last_step):
             check_equal(loader, direct, step, request)
             check_equal(loader, direct, step, request)
@@ -124,7 +124,7 @@ def test_r13_rows_of_a_dataset_have_the_same_random_numbers_in_ray_data_and_dire
     assert isinstance(source, DatasetSource)
     plan = Plan(12_000, None, 128, 2)
     request = ReadRequest(source, plan, None, (0, 1), 3, 3 + plan.steps_per_epoch)
-    with loading(request) as loader, loading(request, DirectReader()) as direct:
+    with loading(request) as loader, loading(request, LocalReader()) as direct:
         for step in range(3, request.last_step):
             check_equal(loader, direct, step, request)
 
@@ -196,7 +196,7 @@ class Wide:
     """Windows of 4 MiB; an actor counts those that are read."""
 
     columns = ("id", "wide")
-    runs_user_code = False
+    runs_user_code = decodes = False
     left_out: dict[str, str] = {}
     chunk_rows, num_rows = (2000,) * 60, 120_000
 
@@ -257,7 +257,7 @@ def test_direct_reading_goes_on_until_ray_data_runs(source: ParquetSource, monke
     monkeypatch.setattr(RayReader, "_run", run)
     monkeypatch.setattr(ReaderSwitch, "agree", agree)
     request = ReadRequest(source, Plan(source.num_rows, source.chunk_rows, 500, 2), noisy, (0, 1), 7, 1000)
-    with loading(request) as loader, loading(request, DirectReader()) as direct:
+    with loading(request) as loader, loading(request, LocalReader()) as direct:
         step = 7
         while step < 40 or step < switched[0] + 20:
             check_equal(loader, direct, step, request)

@@ -17,9 +17,10 @@ class Numbered:
     runs_user_code = False
     left_out: dict[str, str] = {}
 
-    def __init__(self, rows: tuple[int, ...] | int) -> None:
+    def __init__(self, rows: tuple[int, ...] | int, decodes: bool = False) -> None:
         self.chunk_rows = rows if isinstance(rows, tuple) else None
         self.num_rows = sum(rows) if isinstance(rows, tuple) else rows
+        self.decodes = decodes
         self.taken: list[int] = []
 
     def take(self, row_ids: NDArray[np.int64], seed: Seed = (0, 0)) -> Columns:

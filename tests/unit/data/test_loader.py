@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from raytrain.data.in_memory import arrays, dataset
 from raytrain.data.loader import Loader, MicroBatch, choose_reader, to_tensors
 from raytrain.data.parquet import parquet
+from raytrain.data.prefetch import OnDemand
 from raytrain.data.ray_reader import RayReader
-from raytrain.data.reading import DirectReader, RawBatch, ReadRequest, RowBatch
+from raytrain.data.reading import LocalReader, ReadRequest, Stream
 from raytrain.data.source import Columns, Seed
 from raytrain.errors import DataError, InternalError
 from raytrain.plan import Plan, logical_workers_of
@@ -39,7 +40,7 @@ def loading(
     micro_batch: int | None = None,
 ) -> closing[Loader]:
     request = ReadRequest(source, plan, transform, tuple(assigned), first, last)
-    return closing(Loader(request, micro_batch, DirectReader()))
+    return closing(Loader(request, micro_batch, LocalReader()))
 
 
 def row_ids_of(micro_batches: list[MicroBatch]) -> list[int]:
@@ -74,7 +75,8 @@ def test_a_loader_delivers_the_rows_of_the_plan(plan: Plan, data: st.DataObject)
     last = first + data.draw(st.integers(1, min(30, 2 * plan.steps_per_epoch + 1)))
     transform = data.draw(st.sampled_from([None, dict]))
     micro_batch = data.draw(st.one_of(st.none(), st.integers(1, 64)))
-    with loading(Numbered(plan.chunk_rows or plan.num_rows), plan, assigned, first, last, transform, micro_batch) as loader:
+    source = Numbered(plan.chunk_rows or plan.num_rows, decodes=data.draw(st.booleans()))
+    with loading(source, plan, assigned, first, last, transform, micro_batch) as loader:
         for step in range(first, last):
             batches = loader.step(step)
             assert list(batches) == assigned
@@ -251,21 +253,33 @@ def test_close_returns_during_a_read_and_is_idempotent() -> None:
 
 
 def test_batches_in_another_order_than_the_plan_are_refused() -> None:
-    class Backwards(DirectReader):
-        def streams(self, request: ReadRequest) -> Sequence[Callable[[], Iterator[RowBatch | RawBatch]]]:
-            return [lambda: reversed(list(super(Backwards, self).streams(request)[0]()))]
+    class Backwards(LocalReader):
+        def streams(self, request: ReadRequest) -> Sequence[Stream]:
+            forwards = super().streams(request)[0]
+            return [OnDemand(lambda: reversed(list(iter(forwards.next, None))))]
 
     request = ReadRequest(arrays(id=np.arange(1000)), Plan(1000, None, 10, 1), None, (0,), 0, 99)
     with closing(Loader(request, None, Backwards())) as loader, pytest.raises(InternalError, match="out of order"):
         loader.step(0)
 
 
-def test_ray_data_reads_all_but_in_memory_data_without_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_reader(Numbered((5,)), dict), DirectReader)
+@pytest.mark.parametrize(
+    ("source", "transform", "reader"),
+    [
+        (Numbered(5), None, LocalReader),
+        (Numbered((5,)), None, LocalReader),
+        (Numbered((5,)), dict, RayReader),
+        (dataset(Augmented()), None, RayReader),
+    ],
+)
+def test_auto_means_ray_data_where_rows_are_computed(
+    source: Any, transform: Any, reader: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(choose_reader("auto", source, transform), LocalReader)  # without Ray
     monkeypatch.setattr("raytrain.data.loader.ray_is_running", lambda: True)
-    given = (Numbered(5), None), (Numbered(5), dict), (Numbered((5,)), None), (dataset(Augmented()), None)
-    readers = [choose_reader(*args) for args in given]
-    assert [type(reader) for reader in readers] == [DirectReader, RayReader, RayReader, RayReader]
+    assert isinstance(choose_reader("auto", source, transform), reader)
+    assert isinstance(choose_reader("local", source, transform), LocalReader)
+    assert isinstance(choose_reader("ray", source, transform), RayReader)
 
 
 def test_a_missing_column_of_a_batch_names_the_nearest_one() -> None:

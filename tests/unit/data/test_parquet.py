@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from raytrain.data.parquet import ParquetSource, parquet
 from raytrain.errors import DataError
+from tests import golden
 
 
 def write(path: Path, group_rows: int = 4, **columns: Any) -> Path:
@@ -296,3 +297,79 @@ def test_the_fingerprint_depends_on_the_files_and_not_on_their_directory(tmp_pat
     write(tmp_path / "two" / "b.parquet", id=[3])
     second = parquet(tmp_path / "two").fingerprint()
     assert {key for key in first if first[key] != second[key]} == {"files", "rows", "bytes", "digest"}
+
+
+LISTS = [[7, 8], [], [9], [1, 2, 3], [4], [5, 6]]
+
+
+def test_lists_are_padded_to_the_longest_one_and_their_lengths_are_a_column(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", tokens=pa.array(LISTS[:5], pa.list_(pa.int32())), id=range(5))
+    write(tmp_path / "b.parquet", tokens=pa.array(LISTS[5:], pa.large_list(pa.uint8())), id=[5])
+    source = pickle.loads(pickle.dumps(parquet(tmp_path, pad={"tokens": -1})))
+    assert source.columns == ("tokens", "tokens_length", "id")
+    rows = np.array([3, 5, 1, 3])
+    taken = source.take(rows)
+    assert [taken[name].dtype for name in source.columns] == [np.int32, np.int64, np.int64]
+    assert taken["tokens"].tolist() == [(LISTS[row] + [-1] * 3)[:3] for row in rows]
+    assert taken["tokens_length"].tolist() == [len(LISTS[row]) for row in rows]
+    assert taken["id"].tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2), pa.fixed_shape_tensor(pa.float32(), [2])]
+)
+def test_lists_of_any_kind_are_padded_to_the_length_that_is_given(tmp_path: Path, kind: pa.DataType) -> None:
+    values = pa.array([[1, 2], [3, 4]], getattr(kind, "storage_type", kind))
+    values = (
+        pa.ExtensionArray.from_storage(kind, values)
+        if isinstance(kind, pa.ExtensionType | pa.FixedShapeTensorType)
+        else values
+    )
+    source = parquet(write(tmp_path / "a.parquet", x=values), pad={"x": (0.5, 3)})
+    assert everything(source) == {"x": [[1, 2, 0.5], [3, 4, 0.5]], "x_length": [2, 2]}
+
+
+def test_lists_of_one_length_that_is_given_are_not_read_to_build_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.parquet", tokens=LISTS)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
+    assert parquet(tmp_path, pad={"tokens": (0, 3)}).columns == ("tokens", "tokens_length")
+
+
+def test_the_fingerprint_depends_on_the_value_and_the_length_of_padding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", tokens=LISTS)
+    found = [parquet(path, pad={"tokens": pad}).fingerprint() for pad in (0, (0, 3), 1, (0, 4))]
+    assert found[0] == found[1]
+    assert found[0]["columns"] == "tokens: int64 [3], tokens_length: int64 []"
+    assert len({fingerprint["digest"] for fingerprint in found}) == 3
+
+
+TABLE = {
+    "tokens": LISTS,
+    "id": range(6),
+    "pair": [[[1]]] * 6,
+    "name": ["a"] * 6,
+    "small": pa.array([[1]] * 6, pa.list_(pa.uint8())),
+}
+UNPADDED: dict[str, tuple[dict[str, Any], Any]] = {
+    "numbers": (TABLE, {"id": 0}),
+    "nested": (TABLE, {"pair": 0}),
+    "text": (TABLE, {"name": 0}),
+    "missing": (TABLE, {"token": 0}),
+    "no_value": (TABLE, {"small": -1}),
+    "no_number": (TABLE, {"small": "a"}),
+    "no_length": (TABLE, {"tokens": (0, 0)}),
+    "name_taken": ({**TABLE, "tokens_length": range(6)}, {"tokens": 0}),
+    "longer": (TABLE, {"tokens": (0, 2)}),
+    "null_row": ({"tokens": [[1]] * 4 + [[1], None]}, {"tokens": 0}),
+    "null_value": ({"tokens": [[1]] * 4 + [[1], [], [2, None]]}, {"tokens": 0}),
+    "no_pad": (TABLE, None),
+}
+
+
+@pytest.mark.parametrize("case", UNPADDED)
+def test_padding_that_does_not_fit_the_column_is_refused(tmp_path: Path, case: str) -> None:
+    columns, pad = UNPADDED[case]
+    error = refused(write(tmp_path / "a.parquet", **columns), pad=pad)
+    golden.check(f"errors/pad_{case}.txt", str(error).replace(str(tmp_path), "<dir>") + "\n")
