@@ -23,10 +23,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import fs
 
+from raytrain.data.arrow import PAD_OR_CUT, Unfit, combined, decode, lengths_of, padded, take_from_chunks, whole
 from raytrain.data.parquet_footers import (
     FOOTER_THREADS,
-    LIST_TYPES,
-    PAD_OR_CUT,
     Column,
     Footer,
     check_lengths,
@@ -37,7 +36,7 @@ from raytrain.data.parquet_footers import (
     read_footers,
     unreadable,
 )
-from raytrain.data.source import NO_NULLS, Columns, Seed, empty_columns, gather, left_out_column, missing_column
+from raytrain.data.source import Columns, Seed, left_out_column, missing_column
 from raytrain.errors import DataError
 
 CACHED_GROUPS = 2  # decoded row groups, since neighbouring logical workers may share one
@@ -73,20 +72,6 @@ class _Cache(Generic[Value]):
         return _Cache, (self._size,)
 
 
-class _Unfit(Exception):
-    """A column cannot be decoded, since it has nulls or rows of different shapes.
-
-    Args:
-        found: what is wrong.
-        row: the first row, from the start of the row group, where it is.
-        remedy: the rule and the fix.
-    """
-
-    def __init__(self, found: str, row: int, remedy: tuple[str, str]) -> None:
-        super().__init__(found, row, remedy)
-        self.found, self.row, self.remedy = found, row, remedy
-
-
 class ParquetSource:
     """Rows of Parquet files, file after file; see `parquet`.
 
@@ -119,7 +104,7 @@ class ParquetSource:
         check_nulls(full, self._columns)
         self._cached_groups: _Cache[Columns] = _Cache(CACHED_GROUPS)
         self._cached_footers: _Cache[Any] = _Cache(CACHED_FOOTERS)
-        self._columns = self._with_lengths()
+        self._columns = self._withlengths_of()
         self._digest = _digest(full, self._columns)
         self._shapes = self._row_shapes()
         check_lengths(full, {c.name: self._shapes[c.name] for c in self._columns if not c.padding})
@@ -142,19 +127,8 @@ class ParquetSource:
         Raises:
             DataError: a file is damaged, or a column has nulls or rows of different shapes.
         """
-        chunk = np.searchsorted(self._ends, row_ids, side="right")
-        chunks = np.flatnonzero(np.bincount(chunk, minlength=len(self._ends)))
-        groups = [self._group(number) for number in chunks.tolist()]
-        shift = np.empty(len(self._ends), np.int64)  # from a row's id to its position, where these groups follow each other
-        shift[chunks] = np.cumsum(self._groups[chunks, 2]) - self._ends[chunks]
-        position = row_ids + shift[chunk]
-        taken = empty_columns({c.name: (c.dtype, self._shapes[c.name]) for c in self._columns}, len(row_ids))
-        for name, values in taken.items():
-            if name in self._keys:
-                values[:] = self._keys[name][self._groups[chunk, 0]]
-            elif groups:
-                gather([group[name] for group in groups], position, values)
-        return taken
+        kinds = {column.name: (column.dtype, self._shapes[column.name]) for column in self._columns}
+        return take_from_chunks(row_ids, self._ends, kinds, self._group)
 
     def fingerprint(self) -> dict[str, Any]:
         """Totals, and a digest of file names and sizes, rows per row group, and columns with their dtypes."""
@@ -168,7 +142,7 @@ class ParquetSource:
         }
 
     def _group(self, chunk: int) -> Columns:
-        """A decoded row group, of the columns that are in the file."""
+        """A decoded row group, with the partition keys of its file."""
 
         def read() -> Columns:
             decoded = dict(self._read(chunk, [column for column in self._columns if column.in_files]))
@@ -176,7 +150,8 @@ class ParquetSource:
                 if values.shape[1:] != self._shapes[name]:
                     rule = f"has one shape in all files: {list(self._shapes[name])}, as in its first row"
                     raise self._error(chunk, name, f"rows of shape {list(values.shape[1:])}", rule, PAD_OR_CUT)
-            return decoded
+            index, _, rows = self._groups[chunk].tolist()
+            return decoded | {name: np.full(rows, values[index]) for name, values in self._keys.items()}
 
         return self._cached_groups.get(chunk, read)
 
@@ -185,12 +160,12 @@ class ParquetSource:
         for column in columns:
             try:
                 if column.padding is None:
-                    yield column.name, _decode(_whole(table.column(column.name)))
+                    yield column.name, decode(whole(table.column(column.name)))
                 else:
-                    values, lengths = _padded(_whole(table.column(column.name)), column.dtype, *column.padding)
+                    values, lengths = padded(whole(table.column(column.name)), column.dtype, *column.padding)
                     yield column.name, values
                     yield _length_name(column), lengths
-            except _Unfit as unfit:
+            except Unfit as unfit:
                 found = f"{unfit.found}, first in row {unfit.row} of the row group"
                 raise self._error(chunk, column.name, found, *unfit.remedy) from None
 
@@ -205,7 +180,7 @@ class ParquetSource:
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable(self._files[index], error) from error
 
-    def _with_lengths(self) -> list[Column]:
+    def _withlengths_of(self) -> list[Column]:
         """The columns, with the length of the longest list where none was given to pad to; reads all of those columns."""
         unknown = [column for column in self._columns if column.padding and not column.padding[1]]
         if not unknown:
@@ -213,7 +188,7 @@ class ParquetSource:
 
         def longest(chunk: int) -> list[int]:
             table = self._table(chunk, unknown)
-            return [pc.max(_lengths(_combined(table.column(column.name)))).as_py() or 0 for column in unknown]
+            return [pc.max(lengths_of(combined(table.column(column.name)))).as_py() or 0 for column in unknown]
 
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
             found = np.max(list(pool.map(longest, range(len(self._groups)))), axis=0).tolist()
@@ -266,16 +241,16 @@ def _with_padding(columns: Sequence[Column], left_out: Mapping[str, str], pad: P
             raise left_out_column(where, name, left_out[name])
         if name not in names:
             raise missing_column(where, name, names)
-    padded = []
+    fitted = []
     for column in columns:
-        padded.append(column)
+        fitted.append(column)
         if column.name in pad:
-            padded[-1] = replace(column, padding=_padding(f"{where}, column {column.name!r}", column, pad[column.name]))
-            padded.append(Column(_length_name(column), np.dtype(np.int64), is_length=True))
-            if padded[-1].name in names:
+            fitted[-1] = replace(column, padding=_padding(f"{where}, column {column.name!r}", column, pad[column.name]))
+            fitted.append(Column(_length_name(column), np.dtype(np.int64), is_length=True))
+            if fitted[-1].name in names:
                 rule = "has the lengths of the lists, and each column has a name of its own"
-                raise DataError(where, f"column {padded[-1].name!r}", rule, "rename it, or leave it out of columns=")
-    return padded
+                raise DataError(where, f"column {fitted[-1].name!r}", rule, "rename it, or leave it out of columns=")
+    return fitted
 
 
 def _padding(where: str, column: Column, given: Any) -> tuple[float, int]:
@@ -303,80 +278,6 @@ def _has_value(dtype: np.dtype[Any], value: Any) -> bool:
 
 def _length_name(column: Column) -> str:
     return f"{column.name}_length"
-
-
-def _padded(array: pa.Array, dtype: np.dtype[Any], value: float, length: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Lists as rows of shape [rows, length], and how many values of each are those of the list. Raises _Unfit."""
-    lengths = np.asarray(_lengths(array)).astype(np.int64)
-    if len(over := np.flatnonzero(lengths > length)):
-        rule = f"has at most the {length} values to which pad= fills up"
-        raise _Unfit(
-            f"a list of {lengths[over[0]]} values", int(over[0]), (rule, "cut the list, or raise the length in pad=")
-        )
-    try:
-        inner = _decode(_storage(array).flatten())
-    except _Unfit as unfit:
-        row = int(np.searchsorted(np.cumsum(lengths), unfit.row, side="right"))
-        raise _Unfit(unfit.found, row, unfit.remedy) from None
-    values = np.full((len(lengths), length), value, dtype)
-    values[np.arange(length) < lengths[:, None]] = inner
-    return values, lengths
-
-
-def _lengths(array: pa.Array) -> pa.Array:
-    return pc.list_value_length(_storage(array))
-
-
-def _storage(array: pa.Array) -> pa.Array:
-    """The lists of a column of tensors of one dimension; any other array as it is."""
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column without nulls as one array. Raises _Unfit."""
-    if column.null_count:
-        raise _Unfit(f"{column.null_count} nulls", _first(column.is_null()), NO_NULLS)
-    return _combined(column)
-
-
-def _combined(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
-
-
-def _decode(array: pa.Array) -> NDArray[Any]:
-    """An Arrow array as numpy, of shape [rows, ...]; may share its memory. Raises _Unfit."""
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return np.asarray(array.to_numpy_ndarray())
-    if pa.types.is_dictionary(kind):
-        return _decode(array.dictionary_decode())
-    if array.null_count:
-        raise _Unfit(f"{array.null_count} nulls inside of lists", _first(array.is_null()), NO_NULLS)
-    if not isinstance(kind, LIST_TYPES):
-        return np.asarray(array.to_numpy(zero_copy_only=False))
-    length = kind.list_size if pa.types.is_fixed_size_list(kind) else _common_length(array)
-    try:
-        inner = _decode(array.flatten())
-    except _Unfit as unfit:
-        raise _Unfit(unfit.found, unfit.row // length, unfit.remedy) from None
-    return inner.reshape(len(array), length, *inner.shape[1:])
-
-
-def _common_length(array: pa.Array) -> int:
-    lengths = pc.list_value_length(array)
-    bounds = pc.min_max(lengths).as_py()
-    if bounds["min"] != bounds["max"]:
-        found, rule = f"lists of {bounds['min']} to {bounds['max']} values", "all lists of a column have the same length"
-        raise _Unfit(found, _first(pc.not_equal(lengths, lengths[0])), (rule, PAD_OR_CUT))
-    return int(bounds["max"] or 0)
-
-
-def _first(mask: pa.Array) -> int:
-    """The first row where a mask is true."""
-    return int(pc.index(mask, True).as_py())
 
 
 def _digest(footers: Sequence[Footer], columns: Sequence[Column]) -> str:

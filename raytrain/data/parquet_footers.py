@@ -1,4 +1,4 @@
-"""Which Parquet files do the paths name, and what do their footers tell: row groups, columns, dtypes, nulls?
+"""Which files do the paths name, and what do the footers of Parquet files tell: row groups, columns, dtypes, nulls?
 
 Finds files on any filesystem that pyarrow knows, reads footers with a few threads, and chooses for all files together
 which columns become tensors, so that a column has one dtype in every batch of a run. Reads no values. Runs in the
@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from typing import Any
 
@@ -21,23 +21,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from raytrain.data.arrow import PAD_OR_CUT, depth_of, dtype_of
 from raytrain.data.source import NO_NULLS, keeps_values, missing_column
 from raytrain.errors import DataError
 
 FOOTER_THREADS = 8
-LIST_TYPES = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.FixedShapeTensorType
-PAD_OR_CUT = "pad or cut the lists; parquet(pad={name: value}) pads lists of numbers"
 
 _KEY = re.compile(r"([^=/]+)=([^=/]*)")
 
 
 @dataclass(frozen=True)
 class File:
-    """A Parquet file: its path on the filesystem, its path below the root that was asked for, and its size."""
+    """A file: its path on the filesystem, its path below the root that was asked for, its size, and when it was written."""
 
     path: str
     name: str
     size_bytes: int
+    mtime_ns: int = 0
 
     @property
     def keys(self) -> dict[str, str]:
@@ -94,11 +94,27 @@ class Column:
         return not self.is_key and not self.is_length
 
 
-def find_files(paths: Any, filesystem: fs.FileSystem | None) -> tuple[fs.FileSystem, list[File]]:
+@dataclass(frozen=True)
+class FileKind:
+    """Which files are looked for: the function that was called, what they are called, and how their names end."""
+
+    function: str
+    title: str
+    endings: tuple[str, ...]
+
+    @property
+    def fix(self) -> str:
+        return f"correct the path given to {self.function}"
+
+
+PARQUET = FileKind("parquet()", "Parquet", (".parquet",))
+
+
+def find_files(paths: Any, filesystem: fs.FileSystem | None, kind: FileKind = PARQUET) -> tuple[fs.FileSystem, list[File]]:
     """The files that paths name: in the order of the paths, sorted below each directory and glob.
 
     Raises:
-        DataError: a path does not exist, or has no Parquet files.
+        DataError: a path does not exist, or has no such files.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths) if isinstance(paths, Iterable) else [paths]
     for path in given:
@@ -107,18 +123,18 @@ def find_files(paths: Any, filesystem: fs.FileSystem | None) -> tuple[fs.FileSys
                 "is a path or URI, or a list of them",
                 "give text or a Path; `data` returns data in memory as they are",
             )
-            raise DataError("parquet()", type(path).__name__, rule, fix)
+            raise DataError(kind.function, type(path).__name__, rule, fix)
     if not given:
         raise DataError(
-            "parquet()", "no paths", "at least one path is required", "give a file, a directory or a list of them"
+            kind.function, "no paths", "at least one path is required", "give a file, a directory or a list of them"
         )
     texts = [str(os.fspath(path)) for path in given]
     if filesystem is None:
         filesystem = fs.FileSystem.from_uri(texts[0])[0] if "://" in texts[0] else fs.LocalFileSystem()
-    files = [file for text in texts for file in _below(_plain_path(text, filesystem), filesystem)]
+    files = [file for text in texts for file in _below(_plain_path(text, filesystem), filesystem, kind)]
     if len(texts) > 1:
         root = posixpath.commonpath([posixpath.dirname(file.path) for file in files])
-        files = [File(file.path, posixpath.relpath(file.path, root), file.size_bytes) for file in files]
+        files = [replace(file, name=posixpath.relpath(file.path, root)) for file in files]
     return filesystem, files
 
 
@@ -206,7 +222,7 @@ def _plain_path(text: str, filesystem: fs.FileSystem) -> str:
     return os.path.abspath(os.path.expanduser(text)) if isinstance(filesystem, fs.LocalFileSystem) else text
 
 
-def _below(path: str, filesystem: fs.FileSystem) -> list[File]:
+def _below(path: str, filesystem: fs.FileSystem, kind: FileKind) -> list[File]:
     if has_magic(path) and isinstance(filesystem, fs.LocalFileSystem) and not os.path.exists(path):
         fixed = path[: re.search(r"[*?\[]", path).start()]  # type: ignore[union-attr]
         found = sorted(name for name in glob(path, recursive=True) if os.path.isfile(name))
@@ -214,25 +230,28 @@ def _below(path: str, filesystem: fs.FileSystem) -> list[File]:
     else:
         info = filesystem.get_file_info(path)
         if info.type == fs.FileType.NotFound:
-            raise DataError("data", path, "the path exists", "correct the path given to parquet()")
+            raise DataError("data", path, "the path exists", kind.fix)
         if info.type == fs.FileType.File:
             infos, root = [info], posixpath.dirname(info.path)
         else:
-            infos, root = _walk(path, filesystem), path.rstrip("/")
-    files = [File(info.path, posixpath.relpath(info.path, root or "."), info.size or 0) for info in infos]
+            infos, root = _walk(path, filesystem, kind.endings), path.rstrip("/")
+    files = [
+        File(info.path, posixpath.relpath(info.path, root or "."), info.size or 0, info.mtime_ns or 0) for info in infos
+    ]
     if not files:
-        raise DataError("data", path, "has Parquet files (*.parquet)", "correct the path given to parquet()")
+        endings = ", ".join(f"*{ending}" for ending in kind.endings)
+        raise DataError("data", path, f"has {kind.title} files ({endings})", kind.fix)
     return files
 
 
-def _walk(directory: str, filesystem: fs.FileSystem) -> list[Any]:
-    """Parquet files below a directory, sorted by path; without hidden ones, whose names start with "." or "_"."""
+def _walk(directory: str, filesystem: fs.FileSystem, endings: tuple[str, ...]) -> list[Any]:
+    """Files with such names below a directory, sorted by path; without hidden ones, whose names start with "." or "_"."""
 
     def is_hidden(path: str) -> bool:
         return any(part.startswith((".", "_")) for part in posixpath.relpath(path, directory).split("/"))
 
     infos = filesystem.get_file_info(fs.FileSelector(directory, recursive=True))
-    found = (info for info in infos if info.is_file and info.extension == "parquet" and not is_hidden(info.path))
+    found = (info for info in infos if info.is_file and info.path.endswith(endings) and not is_hidden(info.path))
     return sorted(found, key=lambda info: info.path)
 
 
@@ -274,7 +293,7 @@ def _obstacle(footers: Sequence[Footer], name: str) -> tuple[str, str]:
     """Why a column cannot become tensors, and the file that shows it; empty texts where it can."""
     for footer in footers:
         kind = _field(footer, name)
-        if kind is not None and _dtype(kind) is None:
+        if kind is not None and dtype_of(kind) is None:
             return f"type {kind}", footer.file.path
         if kind is None and not _is_integer(footer.file.keys.get(name, "0")):
             return f"partition key {name}={footer.file.keys[name]}, not a whole number", footer.file.path
@@ -300,7 +319,7 @@ def _check_depths(footers: Sequence[Footer], name: str) -> None:
     """Raises DataError for a column of lists in one file, and of numbers, or lists of lists, in another."""
     kinds = [kind for footer in footers if (kind := _field(footer, name)) is not None]
     for footer, kind in zip(footers, kinds, strict=False):
-        if _depth(kind) != _depth(kinds[0]):
+        if depth_of(kind) != depth_of(kinds[0]):
             rule = f"has rows of one shape in all files; {kinds[0]} in {footers[0].file.path}"
             raise DataError(
                 f"data, column {name!r} of {footer.file.path}", f"type {kind}", rule, "write it alike in all files"
@@ -316,7 +335,7 @@ def _column(footers: Sequence[Footer], name: str) -> Column:
     kinds = {kind: footer for footer in reversed(footers) if (kind := _field(footer, name)) is not None}
     if not kinds:
         return Column(name, np.dtype(np.int64), is_key=True)
-    dtypes = {dtype: footer.file for kind, footer in kinds.items() if (dtype := _dtype(kind)) is not None}
+    dtypes = {dtype: footer.file for kind, footer in kinds.items() if (dtype := dtype_of(kind)) is not None}
     wider = np.result_type(*dtypes)
     if any(not keeps_values(dtype, wider) for dtype in dtypes):
         found = ", ".join(f"{dtype} in {file.path}" for dtype, file in reversed(dtypes.items()))
@@ -324,24 +343,7 @@ def _column(footers: Sequence[Footer], name: str) -> Column:
         raise DataError(
             f"data, column {name!r}", found, rule, "write it with one type in all files, or leave it out of columns="
         )
-    return Column(name, wider, max(map(_depth, kinds)))
-
-
-def _depth(kind: pa.DataType) -> int:
-    """How many lists are around a number; 0 for a number."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return len(kind.shape)
-    return 1 + _depth(kind.value_type) if isinstance(kind, LIST_TYPES) else 0
-
-
-def _dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The numpy dtype of the innermost values; None where they are not numbers."""
-    if isinstance(kind, LIST_TYPES) or pa.types.is_dictionary(kind):
-        return _dtype(kind.value_type)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-        return dtype
-    return None
+    return Column(name, wider, max(map(depth_of, kinds)))
 
 
 def _is_integer(text: str) -> bool:
