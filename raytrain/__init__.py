@@ -8,6 +8,10 @@ What a user needs:
     arrays         in-memory data as a source
     parquet        Parquet files as a source
     dataset        a map-style PyTorch dataset as a source
+    numpy          .npy and .npz files as a source
+    images         image files as a source
+    ray            a Ray Dataset as a source
+    huggingface    a dataset of Hugging Face as a source
     mix            several sources in fixed proportions
     weighted       a source whose rows are drawn in proportion to weights
     main           a task as a command: its fields and the settings are flags
@@ -69,8 +73,12 @@ if TYPE_CHECKING:
     from raytrain.config import RunConfig as RunConfig
     from raytrain.data import arrays as arrays
     from raytrain.data import dataset as dataset
+    from raytrain.data import huggingface as huggingface
+    from raytrain.data import images as images
     from raytrain.data import mix as mix
+    from raytrain.data import numpy as numpy
     from raytrain.data import parquet as parquet
+    from raytrain.data import ray as ray
     from raytrain.data import weighted as weighted
     from raytrain.launch.cluster import connected as connected
     from raytrain.launch.trainer import Result as Result
@@ -96,9 +104,13 @@ _MODULES = {
     "arrays": "raytrain.data",
     "connected": "raytrain.launch.cluster",
     "dataset": "raytrain.data",
+    "huggingface": "raytrain.data",
+    "images": "raytrain.data",
     "main": "raytrain.cli.job",
     "mix": "raytrain.data",
+    "numpy": "raytrain.data",
     "parquet": "raytrain.data",
+    "ray": "raytrain.data",
     "show": "raytrain.cli.job",
     "trainable": "raytrain.tune.trial",
     "weighted": "raytrain.data",

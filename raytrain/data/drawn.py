@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from raytrain.data.arrow import Kinds
 from raytrain.data.given import as_source
 from raytrain.data.source import Columns, Seed, Source, empty_columns, missing_column
 from raytrain.errors import DataError
@@ -33,10 +34,11 @@ class MixedSource:
 
     Args:
         counts: rows of each source in a pattern.
+        kinds: of the columns.
     """
 
-    def __init__(self, sources: Sequence[Source], counts: NDArray[np.int64], num_rows: int) -> None:
-        self._sources, self._counts, self.num_rows = tuple(sources), counts, num_rows
+    def __init__(self, sources: Sequence[Source], counts: NDArray[np.int64], num_rows: int, kinds: Kinds) -> None:
+        self._sources, self._counts, self.num_rows, self._kinds = tuple(sources), counts, num_rows, kinds
         self.runs_user_code = any(source.runs_user_code for source in sources)
         self.decodes = any(source.decodes for source in sources)
         self.columns = tuple(sources[0].columns)
@@ -44,7 +46,9 @@ class MixedSource:
         pattern = interleaved(counts)
         self._source_of = pattern
         self._before = np.stack([np.cumsum(pattern == i) - (pattern == i) for i in range(len(sources))])
-        self._kinds = _common_kinds(sources)
+
+    def __reduce__(self) -> Any:
+        return MixedSource, (self._sources, self._counts, self.num_rows, self._kinds)  # a pattern may have a megabyte
 
     @property
     def chunk_rows(self) -> tuple[int, ...] | None:
@@ -155,7 +159,7 @@ def mix(shares: Mapping[Any, float] | Sequence[tuple[Any, float]], rows: int | N
     numbers = np.array([share for _, share in pairs], dtype=np.float64)
     _check_weights("mix()", "share of source", numbers, minimum=np.finfo(float).tiny)
     num_rows = _row_count("mix()", rows, sum(source.num_rows for source in sources))
-    return MixedSource(sources, pattern_counts(sources, numbers / numbers.sum()), num_rows)
+    return MixedSource(sources, pattern_counts(sources, numbers / numbers.sum()), num_rows, _common_kinds(sources))
 
 
 def weighted(source: Any, weights: str | ArrayLike, rows: int | None = None) -> WeightedSource:
@@ -221,8 +225,8 @@ def _pass_order(source: Source, positions: RowIds, seed: int, i: int, number: in
     return plan.epoch(number).rows_on_line(positions)
 
 
-def _common_kinds(sources: Sequence[Source]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Dtype and row shape of each column; DataError if they are not the same in all sources."""
+def _common_kinds(sources: Sequence[Source]) -> Kinds:
+    """Dtype and row shape of each column. Raises DataError if they are not the same in all sources."""
     each = []
     for source in sources:
         row = source.take(np.zeros(1, np.int64))

@@ -1,7 +1,7 @@
 """Which source is meant by a value that a task's `data` gives?
 
-A source is itself. A dictionary of columns, a DataFrame and a map-style dataset have numbered rows, so they are taken as
-what they are; all else is refused with the line to write. Runs in the driver.
+A source is itself. A dictionary of columns, a DataFrame, a map-style dataset and those of Ray Data and Hugging Face have
+numbered rows, so they are taken as what they are; all else is refused with the line to write. Runs in the driver.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from raytrain.data.in_memory import ArraySource, dataset, from_columns
 from raytrain.data.misfits import is_a, is_map_style, misfit
 from raytrain.data.source import Columns, NotNumbers, Source, to_array
+from raytrain.data.tables import huggingface, ray
 from raytrain.errors import DataError
 
 
@@ -27,6 +28,10 @@ def as_source(where: str, value: Any) -> Source:
     if hasattr(value, "chunk_rows"):
         source: Source = value
         return source
+    if is_a(value, "ray.data.Dataset"):
+        return ray(value)
+    if is_a(value, "datasets.DatasetDict") or (is_a(value, "datasets.Dataset") and value.format["type"] != "custom"):
+        return huggingface(value)
     if isinstance(value, Mapping):
         return from_columns(where, value)
     if is_a(value, "pandas.DataFrame"):

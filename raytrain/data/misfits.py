@@ -100,11 +100,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
         "raytrain.parquet(path)",
     ),
     (
-        lambda value: is_a(value, "ray.data.Dataset"),
-        ROW_NUMBERS,
-        "write its rows once, value.write_parquet(path), and use raytrain.parquet(path)",
-    ),
-    (
         lambda value: isinstance(value, (str, PathLike)),
         "is a source, not a path",
         "write raytrain.parquet(path)",

@@ -104,7 +104,7 @@ class ParquetSource:
         check_nulls(full, self._columns)
         self._cached_groups: _Cache[Columns] = _Cache(CACHED_GROUPS)
         self._cached_footers: _Cache[Any] = _Cache(CACHED_FOOTERS)
-        self._columns = self._withlengths_of()
+        self._columns = self._with_longest()
         self._digest = _digest(full, self._columns)
         self._shapes = self._row_shapes()
         check_lengths(full, {c.name: self._shapes[c.name] for c in self._columns if not c.padding})
@@ -180,7 +180,7 @@ class ParquetSource:
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable(self._files[index], error) from error
 
-    def _withlengths_of(self) -> list[Column]:
+    def _with_longest(self) -> list[Column]:
         """The columns, with the length of the longest list where none was given to pad to; reads all of those columns."""
         unknown = [column for column in self._columns if column.padding and not column.padding[1]]
         if not unknown:

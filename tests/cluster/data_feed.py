@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from raytrain.data.parquet import ParquetSource, parquet
 from raytrain.data.ray_reader import RayReader, ReaderSwitch
 from raytrain.data.reading import LocalReader, ReadRequest, ReadTask, RowBatch, Transform
 from raytrain.data.source import Columns, Seed
+from raytrain.data.tables import ray as ray_source
 from raytrain.errors import DataError
 from raytrain.plan import Plan
+from tests.unit.data.every_source import SOURCES
 
 pytestmark = pytest.mark.usefixtures("small_ray")
 
@@ -74,13 +77,13 @@ def noisy(columns: Columns) -> Columns:
     return {**columns, **shaped, **dict(zip("npt", noise, strict=True))}
 
 
-def check_equal(loader: Loader, direct: Loader, step: int, request: ReadRequest) -> None:
+def check_equal(loader: Loader, direct: Loader, step: int, request: ReadRequest, has_ids: bool = True) -> None:
     got, wanted = loader.step(step), direct.step(step)
     assert tuple(got) == request.assigned
     for logical, batches in got.items():
-        assert np.concatenate([m.row_ids for m in batches]).tolist() == request.plan.row_ids(step, logical).tolist()
+        assert [row for micro in batches for row in micro.row_ids.tolist()] == request.plan.row_ids(step, logical).tolist()
         for micro, other in zip(batches, wanted[logical], strict=True):
-            assert micro.columns["id"].tolist() == micro.row_ids.tolist()
+            assert not has_ids or micro.columns["id"].tolist() == micro.row_ids.tolist()
             assert micro.columns.keys() == other.columns.keys()
             for name, values in micro.columns.items():
                 assert values.dtype == other.columns[name].dtype
@@ -266,3 +269,40 @@ def test_direct_reading_goes_on_until_ray_data_runs(source: ParquetSource, monke
                 assert not switched
                 may_run.set()
                 assert agreed.wait(60)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("kind", SOURCES)
+def test_r1_r13_ray_data_reads_every_source_as_the_worker_does(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path)
+    plan = Plan(source.num_rows, source.chunk_rows, 16, 2, seed=3)
+    request = ReadRequest(source, plan, None, (0, 1), 2, 140)  # more rows than are read directly for being few
+    with loading(request) as loader, loading(request, LocalReader()) as direct:
+        for step in range(2, 60):
+            check_equal(loader, direct, step, request, has_ids=False)
+
+
+def test_rows_of_a_ray_dataset_are_those_of_its_blocks_and_its_values_tell_a_resume() -> None:
+    def numbers(rows: Columns) -> Columns:  # travels by value, as its module takes seconds to import
+        pair = np.stack([rows["id"] / 2, rows["id"] / 4], axis=1)
+        return {"id": rows["id"], "pair": pair, "text": rows["id"].astype(str)}
+
+    made = ray.data.range(1000, override_num_blocks=4).filter(lambda row: row["id"] % 3 == 0).map_batches(numbers)
+    source, again = ray_source(made), ray_source(made)
+    assert source.fingerprint() == again.fingerprint()
+    assert source.fingerprint()["digest"] != ray_source(ray.data.range(334)).fingerprint()["digest"]
+    taken = source.take(np.array([333, 0, 5]))
+    assert taken["id"].tolist() == [999, 0, 15]
+    assert taken["pair"].tolist() == [[499.5, 249.75], [0, 0], [7.5, 3.75]]
+    assert source.left_out.keys() == {"text"}
+    plan = Plan(source.num_rows, source.chunk_rows, 50, 2)
+    with loading(ReadRequest(source, plan, None, (0, 1), 0, 7), LocalReader()) as loader:
+        seen = [
+            int(row) for step in range(7) for micros in loader.step(step).values() for m in micros for row in m.columns["id"]
+        ]
+    assert sorted(seen) == list(range(0, 1000, 3))
+    with pytest.raises(DataError, match="0 rows"):
+        ray_source(made.filter(lambda row: False))
+    nothing = ray.data.from_items([{"x": 1}, {"x": None}, {"x": 3}], override_num_blocks=1)
+    with pytest.raises(DataError, match=r"row 1, column 'x'"):
+        ray_source(nothing).take(np.arange(3))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -42,20 +41,6 @@ class NoLength(Dataset[int]):
         return index
 
 
-class HuggingFace:
-    """What is particular about `datasets.Dataset`: its rows are dictionaries of Python values, and it has a shape."""
-
-    shape, column_names = (3, 3), ["x", "label", "text"]
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": [0.5, index], "label": index, "text": f"row {index}"}
-
-    def to_pandas(self) -> None: ...
-
-
 class OwnRows:
     """A class that has rows by number, and no base class."""
 
@@ -66,16 +51,14 @@ class OwnRows:
         return index, 2**53 + index
 
 
-@pytest.fixture(autouse=True)
-def hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=HuggingFace))  # type: ignore[arg-type]
-
-
 def as_lists(value: Any) -> dict[str, Any]:
     source = as_source("Digits.data, source 'train'", value)
     return {name: values.tolist() for name, values in source.take(np.arange(source.num_rows)).items()}
 
 
+HUGGING_FACE = datasets.Dataset.from_dict(
+    {"x": [[0.5, index] for index in range(3)], "label": range(3), "text": ["a", "b", "c"]}
+)
 TENSOR_ROWS = {"0": [[0, 1], [2, 3], [4, 5]], "1": [5, 6, 2**53 + 1]}
 TAKEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "a source": (arrays(x=[1, 2]), {"x": [1, 2]}),
@@ -87,7 +70,7 @@ TAKEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "Subset": (Subset(ROWS, [2, 0]), {"0": [[4, 5], [0, 1]], "1": [2**53 + 1, 5]}),
     "ConcatDataset": (ConcatDataset([ROWS, ROWS]), {"0": TENSOR_ROWS["0"] * 2, "1": TENSOR_ROWS["1"] * 2}),
     "a class with rows by number": (OwnRows(), {"0": [0, 1, 2], "1": [2**53, 2**53 + 1, 2**53 + 2]}),
-    "Hugging Face": (HuggingFace(), {"x": [[0.5, 0], [0.5, 1], [0.5, 2]], "label": [0, 1, 2]}),
+    "Hugging Face": (HUGGING_FACE, {"x": [[0.5, 0], [0.5, 1], [0.5, 2]], "label": [0, 1, 2]}),
 }
 
 
