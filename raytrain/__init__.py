@@ -7,6 +7,8 @@ What a user needs:
     Sum            a metric that is added up over all rows, for the task's `summarise`
     arrays         in-memory data as a source
     parquet        Parquet files as a source
+    csv, jsonl     CSV and JSON Lines files as a source
+    text           texts, packed in rows of one length, as a source
     dataset        a map-style PyTorch dataset as a source
     numpy          .npy and .npz files as a source
     images         image files as a source
@@ -72,13 +74,16 @@ if TYPE_CHECKING:
     from raytrain.cli.job import show as show
     from raytrain.config import RunConfig as RunConfig
     from raytrain.data import arrays as arrays
+    from raytrain.data import csv as csv
     from raytrain.data import dataset as dataset
     from raytrain.data import huggingface as huggingface
     from raytrain.data import images as images
+    from raytrain.data import jsonl as jsonl
     from raytrain.data import mix as mix
     from raytrain.data import numpy as numpy
     from raytrain.data import parquet as parquet
     from raytrain.data import ray as ray
+    from raytrain.data import text as text
     from raytrain.data import weighted as weighted
     from raytrain.launch.cluster import connected as connected
     from raytrain.launch.trainer import Result as Result
@@ -103,15 +108,18 @@ _MODULES = {
     "Trainer": "raytrain.launch.trainer",
     "arrays": "raytrain.data",
     "connected": "raytrain.launch.cluster",
+    "csv": "raytrain.data",
     "dataset": "raytrain.data",
     "huggingface": "raytrain.data",
     "images": "raytrain.data",
+    "jsonl": "raytrain.data",
     "main": "raytrain.cli.job",
     "mix": "raytrain.data",
     "numpy": "raytrain.data",
     "parquet": "raytrain.data",
     "ray": "raytrain.data",
     "show": "raytrain.cli.job",
+    "text": "raytrain.data",
     "trainable": "raytrain.tune.trial",
     "weighted": "raytrain.data",
 }

@@ -57,7 +57,6 @@ IMPORTED_ONCE: dict[str, str] = {
     "console/table.py": "and the sweep's table, of pure values",
     "console/viewer.py": "chooses among the views; the commands know no other",
     "data/image_files.py": "which files and labels there are, without Pillow",
-    "data/parquet_footers.py": "what footers tell, without reading rows",
     "data/ray_reader.py": "imports Ray Data; direct reading works without",
     "elastic/restart.py": "restart mode: decides; `attempt` acts",
     "elastic/trainer.py": "in-place elasticity: imports the internals of Ray Train, so only once it is chosen",

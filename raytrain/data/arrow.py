@@ -6,6 +6,7 @@ first row where they are. Knows no files. Runs wherever rows are read.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from raytrain.data.source import NO_NULLS, Columns, empty_columns, gather
 
 LIST_TYPES = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.FixedShapeTensorType
-PAD_OR_CUT = "pad or cut the lists; parquet(pad={name: value}) pads lists of numbers"
+PAD_OR_CUT = "pad or cut the lists; pad={name: value} of parquet() and jsonl() pads lists of numbers"
 
 Kinds = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Dtype and row shape of each column."""
@@ -80,6 +81,14 @@ def padded(array: pa.Array, dtype: np.dtype[Any], value: float, length: int) -> 
 def lengths_of(array: pa.Array) -> pa.Array:
     """Number of values of each list."""
     return pc.list_value_length(_storage(array))
+
+
+def digest_of(table: pa.Table) -> str:
+    """A digest of the names, types and values of a table."""
+    stored = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stored, table.schema.remove_metadata()) as stream:
+        stream.write_table(table.replace_schema_metadata(None).combine_chunks())
+    return hashlib.blake2b(stored.getvalue(), digest_size=16).hexdigest()
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:

@@ -102,7 +102,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (
         lambda value: isinstance(value, (str, PathLike)),
         "is a source, not a path",
-        "write raytrain.parquet(path)",
+        "write raytrain.parquet(path); for other files, csv, jsonl, numpy, images or text instead of parquet",
     ),
     (
         lambda value: is_tensor(value) or isinstance(value, np.ndarray),

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raytrain.data.arrow import PAD_OR_CUT, Kinds, Unfit, decode, dtype_of, take_from_chunks, whole
+from raytrain.data.arrow import PAD_OR_CUT, Kinds, Unfit, decode, digest_of, dtype_of, take_from_chunks, whole
 from raytrain.data.misfits import is_a, misfit
 from raytrain.data.source import Columns, Seed, empty_columns
 from raytrain.errors import DataError
@@ -178,10 +178,7 @@ def huggingface(dataset: Any) -> HuggingFaceSource:
 
 def _block_facts(table: pa.Table) -> tuple[int, int, str]:
     """Rows, bytes and a digest of a block; runs where the block is."""
-    stored = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stored, table.schema.remove_metadata()) as stream:
-        stream.write_table(table.replace_schema_metadata(None).combine_chunks())
-    return table.num_rows, table.nbytes, hashlib.blake2b(stored.getvalue(), digest_size=16).hexdigest()
+    return table.num_rows, table.nbytes, digest_of(table)
 
 
 def _numeric(where: str, schema: pa.Schema, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:

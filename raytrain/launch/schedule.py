@@ -7,11 +7,12 @@ driver, before Ray starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from raytrain.config import RunConfig
+from raytrain.data.converted import converting_to
 from raytrain.data.given import as_source
 from raytrain.data.source import Source
 from raytrain.errors import ConfigError, DataError, TaskError
@@ -36,16 +37,21 @@ class Schedule:
         return self.plans["train"]
 
 
-def build_schedule(task: Task, config: RunConfig) -> Schedule:
+def build_schedule(task: Task, config: RunConfig, say: Callable[[str], None] = lambda text: None) -> Schedule:
     """Calls the task's `data` and plans the run.
+
+    Args:
+        say: is told what takes long, as the conversion of data.
 
     Raises:
         DataError: there is no training data, or it cannot be read.
+        StorageError: data cannot be converted into the storage.
         ConfigError: an epoch has no steps, or the task lacks a hook.
         TaskError: `data` raised.
     """
     check_hooks(task)
-    sources = _sources(task)
+    with converting_to(config.storage, say):
+        sources = _sources(task)
     check_asked_columns(task, sources)
     plans = {name: _plan(source, config, is_training=name == "train") for name, source in sources.items()}
     per_epoch = plans["train"].steps_per_epoch

@@ -120,7 +120,7 @@ class Trainer:
         """Trains in a directory that no other driver uses."""
         before = resume.read_metadata(run_dir, self._config.resume)
         config = resume.complete_settings(self._config, self._name, self._storage, before)
-        schedule = build_schedule(self._task, config)
+        schedule = build_schedule(self._task, config, lambda text: viewer.status(text, time.time()))
         metadata = resume.run_metadata(self._task, config, schedule)
         done = resume.step_to_resume(run_dir)
         resume.check_resumable(run_dir, before, metadata, done if type(self._task).scheduler is Task.scheduler else None)

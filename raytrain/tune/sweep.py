@@ -114,9 +114,10 @@ class Sweep:
         """
         view, config = self._view(), self._template.config
         task, trial_config = self._template.resolve(example(self._space))
-        work = build_schedule(task, trial_config)
+        shown = viewer or NullSweepViewer()
+        work = build_schedule(task, trial_config, lambda text: shown.status(text, time.time()))
         check_metric(view.metric, task, work)
-        directory, shown = storage.check_writable(config.storage, config.name), viewer or NullSweepViewer()
+        directory = storage.check_writable(config.storage, config.name)
         with locked(directory, lambda text: shown.status(text, time.time())):
             before = sweep_file.earlier_facts(directory, config.resume)
             facts = sweep_file.describe(self._template, self._sweep, self._space, self._algorithms, work)

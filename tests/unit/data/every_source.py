@@ -13,10 +13,13 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
+from raytrain.data.converted import converting_to
 from raytrain.data.drawn import mix, weighted
 from raytrain.data.image_source import images
 from raytrain.data.in_memory import arrays, dataset
+from raytrain.data.line_files import csv
 from raytrain.data.numpy_files import numpy
+from raytrain.data.packed_text import text
 from raytrain.data.parquet import parquet
 from raytrain.data.source import Source
 from raytrain.data.tables import huggingface
@@ -61,11 +64,25 @@ def image_files(directory: Path) -> Source:
     return images(directory, mode="L")
 
 
+def csv_files(directory: Path) -> Source:
+    (directory / "rows.csv").write_text("id,x\n" + "".join(f"{row},{row / 2}\n" for row in IDS.tolist()))
+    with converting_to(str(directory), lambda text: None):
+        return csv(directory / "rows.csv")
+
+
+def packed_texts(directory: Path) -> Source:
+    (directory / "text.txt").write_text("".join(f"{row:03}" for row in IDS.tolist()))
+    with converting_to(str(directory), lambda text: None):
+        return text(directory, length=3)
+
+
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "arrays": lambda directory: arrays(id=IDS, x=IDS[:, None] / 2),
     "dataset": lambda directory: dataset(Augmented()),
     "parquet": parquet_files,
     "padded parquet": ragged_files,
+    "csv": csv_files,
+    "text": packed_texts,
     "numpy": numpy_files,
     "images": image_files,
     "Hugging Face": lambda directory: huggingface(datasets.Dataset.from_dict({"id": IDS, "x": IDS / 2})),
