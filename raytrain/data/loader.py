@@ -142,17 +142,23 @@ class Loader:
 
 def choose_reader(how: str, source: Source, transform: Transform | None) -> Reader:
     """The reader that `run.reader` asks for; without Ray, that of the worker."""
-    return RayReader() if reads_with_ray(how, source, transform)[0] and ray_is_running() else LocalReader()
+    return RayReader() if _reads_with_ray(how, source, transform)[0] and ray_is_running() else LocalReader()
 
 
-def reads_with_ray(how: str, source: Source, transform: Transform | None) -> tuple[bool, str]:
+def describe_reader(how: str, source: Source, transform: Transform | None) -> str:
+    """What reads the rows of a source in a run, and why."""
+    is_ray, reason = _reads_with_ray(how, source, transform)
+    return ("Ray Data, since " if is_ray else "threads of the workers, since ") + reason
+
+
+def _reads_with_ray(how: str, source: Source, transform: Transform | None) -> tuple[bool, str]:
     """Whether `run.reader` means Ray Data for a source, and why.
 
     "auto" means it where rows are computed, since other processes and nodes can do that while the worker trains. Rows that
     are only read or copied reach the training sooner from threads of the worker.
     """
     if how != "auto":
-        return how == "ray", f"run.reader = {how}"
+        return how == "ray", f"run.reader is {how}"
     if transform is not None:
         return True, "`transform` computes them"
     if source.runs_user_code:

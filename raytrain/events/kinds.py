@@ -33,6 +33,8 @@ class RunStarted(Event):
     num_parameters: int | None = None
     threads: int | None = None
     """PyTorch threads in each worker."""
+    readers: dict[str, str] = field(default_factory=dict)
+    """For each source, what reads its rows, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

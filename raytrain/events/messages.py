@@ -65,7 +65,15 @@ def _started(event: kinds.RunStarted) -> str:
     return (
         f"run {event.name}: {count_of(event.num_steps, 'step')}, {count_of(event.steps_per_epoch, 'step')} and "
         f"{count_of(event.rows_per_epoch, 'row')} per epoch, global batch {event.global_batch}{size}{threads}"
+        + _readers(event)
     )
+
+
+def _readers(event: kinds.RunStarted) -> str:
+    """What reads the rows of each source, said once where it is the same for all."""
+    readers = {how: [name for name, other in event.readers.items() if other == how] for how in event.readers.values()}
+    names = {how: "" if len(readers) == 1 else " of " + ", ".join(sources) for how, sources in readers.items()}
+    return "".join(f"; rows{names[how]} are read by {how}" for how in readers)
 
 
 def _restored(event: kinds.StateRestored) -> str:

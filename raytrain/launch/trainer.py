@@ -22,6 +22,7 @@ from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 from raytrain.checkpoint.manifest import best_of
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import RunConfig
+from raytrain.data.loader import describe_reader
 from raytrain.elastic.environment import forwarded
 from raytrain.elastic.placement import ResourceLease
 from raytrain.errors import (
@@ -44,6 +45,7 @@ from raytrain.plan import Plan
 from raytrain.rundir import CHECKPOINTS, RunDir
 from raytrain.task import Task
 from raytrain.worker.context import RunSpec
+from raytrain.worker.hooks import own_transform
 
 CLOSE_LIMIT_S = 15.0
 """Time limit for the shutdown of Ray Train, after the end of the run has been shown."""
@@ -154,7 +156,7 @@ class Trainer:
             spec = self._spec(config, schedule, accelerator, metadata)
             with _actors(config, in_place) as (event_writer, rendezvous), _scratch_directory() as scratch:
                 monitor = RunMonitor(event_writer, rendezvous, viewer, request, config.stop_grace_s)
-                monitor.emit(_run_started(config, schedule, run_dir))
+                monitor.emit(_run_started(self._task, config, schedule, run_dir))
                 viewer.status("starting workers", time.time())
 
                 def while_running() -> None:
@@ -257,7 +259,7 @@ def _actors(config: RunConfig, in_place: bool) -> Iterator[tuple[Any, Any]]:
         ray.kill(event_writer)
 
 
-def _run_started(config: RunConfig, schedule: Schedule, run_dir: RunDir) -> RunStarted:
+def _run_started(task: Task, config: RunConfig, schedule: Schedule, run_dir: RunDir) -> RunStarted:
     return RunStarted(
         name=config.name,
         directory=run_dir.path,
@@ -268,6 +270,9 @@ def _run_started(config: RunConfig, schedule: Schedule, run_dir: RunDir) -> RunS
         num_logical=config.num_logical,
         workers=config.workers,
         threads=config.num_threads,
+        readers={
+            name: describe_reader(config.reader, source, own_transform(task)) for name, source in schedule.sources.items()
+        },
     )
 
 

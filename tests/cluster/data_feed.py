@@ -6,7 +6,10 @@ without a word, when one of them touches it after a shutdown.
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +25,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 
+from raytrain.config import RunConfig
 from raytrain.data import ray_reader
 from raytrain.data.in_memory import DatasetSource, dataset
 from raytrain.data.loader import Loader
@@ -31,8 +35,12 @@ from raytrain.data.reading import LocalReader, ReadRequest, ReadTask, RowBatch, 
 from raytrain.data.source import Columns, Seed
 from raytrain.data.tables import ray as ray_source
 from raytrain.errors import DataError
+from raytrain.launch.trainer import Trainer
 from raytrain.plan import Plan
+from raytrain.task import Task
 from tests.unit.data.every_source import SOURCES
+
+JOBS = Path(__file__).parents[2] / "jobs"
 
 pytestmark = pytest.mark.usefixtures("small_ray")
 
@@ -306,3 +314,48 @@ def test_rows_of_a_ray_dataset_are_those_of_its_blocks_and_its_values_tell_a_res
     nothing = ray.data.from_items([{"x": 1}, {"x": None}, {"x": 3}], override_num_blocks=1)
     with pytest.raises(DataError, match=r"row 1, column 'x'"):
         ray_source(nothing).take(np.arange(3))
+
+
+EXAMPLES = {
+    "images": ["--run.epochs", "1", "--run.best", "min:valid/loss"],
+    "heatmaps": ["--run.steps", "10", "--width", "8"],
+}
+
+
+@pytest.mark.parametrize("job", EXAMPLES)
+def test_the_examples_with_files_train_on_two_workers(job: str, small_ray: str, tmp_path: Path) -> None:
+    workers = ["--run.workers", "2", "--run.cpus-per-worker", "0.5"]
+    done = subprocess.run(
+        [sys.executable, str(JOBS / f"{job}.py"), "--cache", "made", *workers, *EXAMPLES[job]],
+        env=os.environ | {"RAY_ADDRESS": small_ray},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "valid/loss" in done.stdout
+
+
+class RayRows(Task):
+    """A task whose rows are made by Ray Data."""
+
+    def data(self) -> Any:
+        rows = ray.data.range(300, override_num_blocks=3)
+        return {"train": rows.map_batches(lambda rows: {"x": rows["id"] / 300})}
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(1, 1, dtype=torch.float64)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        return (model(batch["x"][:, None])[:, 0] - batch["x"]) ** 2
+
+
+def test_a_run_trains_on_a_ray_dataset(tmp_path: Path) -> None:
+    config = RunConfig(storage=str(tmp_path), workers=2, cpus_per_worker=0.5, epochs=3, global_batch=50)
+    result = Trainer(RayRows(), config).fit()
+    assert (result.outcome, result.step) == ("completed", 18)
