@@ -38,6 +38,8 @@ BACKEND_TIMEOUT_S = 60.0
 POLL_S = 0.0001
 CHUNK_BYTES = 32 << 20
 """Bytes per broadcast while a state is handed over: each has the collective timeout to itself."""
+ALONE_BYTES = 1 << 20
+"""Tensors that are larger are sent by themselves, since copying them together would take longer than a broadcast more."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 log = logging.getLogger(__name__)
@@ -112,6 +114,8 @@ class Group:
     ) -> None:
         """Copies the leader's tensors to the other ranks, `CHUNK_BYTES` at a time, with the GIL released.
 
+        Large ones are sent from where they lie to where they stay; small ones together.
+
         Args:
             tensors: those of the leader are read; those of other ranks, contiguous, are written. None takes part and keeps
                 nothing.
@@ -120,12 +124,15 @@ class Group:
         """
         lines = [None if tensor is None else as_bytes(tensor) for tensor in tensors]
         buffer = torch.empty(min(CHUNK_BYTES, sum(num_bytes)), dtype=torch.uint8, device=self.device)
-        for pieces in chunks(num_bytes, CHUNK_BYTES):
+        for pieces in chunks(num_bytes, CHUNK_BYTES, min(ALONE_BYTES, CHUNK_BYTES // 2)):
             on_chunk()
             sizes = [stop - start for _, start, stop in pieces]
+            held = [line[start:stop] if (line := lines[n]) is not None else None for n, start, stop in pieces]
+            if len(held) == 1 and held[0] is not None and held[0].device == self.device:
+                self._broadcast(held[0])
+                continue
             chunk = buffer[: sum(sizes)]
             parts = torch.split(chunk, sizes)
-            held = [line[start:stop] if (line := lines[n]) is not None else None for n, start, stop in pieces]
             if self.is_leader:
                 _copy_all(parts, held)
             self._broadcast(chunk)
@@ -255,20 +262,23 @@ def process_group(
                 _destroy()
 
 
-def chunks(num_bytes: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Cuts tensors, laid end to end, into chunks of at most `limit` bytes; each is a list of (tensor, start, stop)."""
+def chunks(num_bytes: Sequence[int], limit: int, alone: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Cuts tensors into chunks of at most `limit` bytes, in order; each is a list of (tensor, start, stop).
+
+    A tensor of more than `alone` bytes has chunks of its own.
+    """
     chunk: list[tuple[int, int, int]] = []
     room = limit
     for number, size in enumerate(num_bytes):
-        start = 0
-        while start < size:
-            stop = min(size, start + room)
-            chunk.append((number, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield chunk
-                chunk, room = [], limit
+        is_large = size > alone
+        if chunk and (is_large or size > room):
+            yield chunk
+            chunk, room = [], limit
+        if is_large:
+            yield from ([(number, start, min(size, start + limit))] for start in range(0, size, limit))
+        elif size:
+            chunk.append((number, 0, size))
+            room -= size
     if chunk:
         yield chunk
 

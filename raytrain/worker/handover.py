@@ -1,26 +1,29 @@
 """How do all ranks of a new generation come to have the leader's state, and how is that verified?
 
-Each rank hashes its state; if all hashes are equal, as after the loss of a peer, nothing is sent. Otherwise the leader sends
-the plain values, and those tensors that some rank lacks, in chunks, so that heartbeats go on meanwhile. What arrives is
-loaded only once it is complete, and hashed again. Runs in the worker's training thread.
+Ranks that have a state hash it; if all hashes are equal, as after the loss of a peer, nothing is sent. Otherwise the leader
+sends the plain values, and those tensors that some rank lacks, piece by piece, so that heartbeats go on meanwhile, and into
+the memory where they stay, so that nobody holds the state twice. What has arrived is loaded, and hashed again. If only a
+part arrives, the state is built anew, see `TrainState.is_partial`. Runs in the worker's training thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from raytrain.checkpoint.state import refuse_objects
+from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker.bitwise import value_digest
 from raytrain.worker.failures import PeerLost, WorkerBroken
 from raytrain.worker.group import Group
-from raytrain.worker.state import EvaluationState, TrainState
+from raytrain.worker.state import TrainState
 from raytrain.worker.tensor_hash import hash_tensors
 
 Path = tuple[Any, ...]
@@ -40,11 +43,11 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class TensorForm:
-    """All that tells one tensor from another but its bytes, and their hash."""
+    """The type and the shape of a tensor, and the hash of its bytes, where that is known."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    hash: int
+    hash: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -68,6 +71,12 @@ class Outline:
         lines = sorted(f"{path} {form.dtype} {form.shape} {form.hash}" for path, form in self.forms.items())
         return hashlib.sha256("\n".join([value_digest(self.plain), *lines]).encode()).hexdigest()
 
+    def with_hashes(self, tensors: Mapping[Path, torch.Tensor]) -> Outline:
+        """The same with the hashes of the tensors."""
+        hashes = hash_tensors([tensors[path] for path in self.forms])
+        pairs = zip(self.forms.items(), hashes, strict=True)
+        return Outline(self.plain, {path: replace(form, hash=value) for (path, form), value in pairs})
+
     def difference(self, other: Outline) -> str:
         """The name of the first tensor that differs, or "a plain value"."""
         paths = (path for path in {**self.forms, **other.forms} if self.forms.get(path) != other.forms.get(path))
@@ -79,7 +88,7 @@ def broadcast_state(state: TrainState, group: Group, on_progress: Callable[[], N
 
     Sends nothing if all ranks have the same state already, as after the loss of a peer. That ranks are at the same step does
     not mean it: one that was cut off, but alive, has taken its last step in another group. So each forming of a group costs
-    the time of a hash, see `tensor_hash`: 1 ms for a small model, 0.44 s per GiB on a CPU.
+    the time of a hash, see `tensor_hash`.
 
     Args:
         on_progress: called again and again while a state is sent.
@@ -91,62 +100,95 @@ def broadcast_state(state: TrainState, group: Group, on_progress: Callable[[], N
     """
     if group.size == 1:
         return
-    outline, tensors = outline_of(state)
-    digest, evaluation = _agree(group, outline, state.evaluation)
-    if not digest:
-        if group.is_leader:
-            refuse_objects(state.live(), "")
-        theirs: Outline = group.broadcast_object(outline)
-        received = _send_missing(group, outline, theirs, tensors, on_progress)
-        if outline.digest != theirs.digest:
-            state.load_live({key: _filled(value, received) for key, value in theirs.plain.items()})
-            outline, _ = outline_of(state)
-        _verify(group, outline, theirs, state.step)
+    known = group.all_gather_object((state.step, state.evaluation))
+    leader_step, evaluation = known[0]
+    # Before the first step all states are equal; afterwards that of a newcomer is not, and is not hashed.
+    may_be_equal = [step != NO_STATE or leader_step == 0 for step, _ in known]
+    compares = may_be_equal[group.rank] and sum(may_be_equal) > 1
+    mine, tensors = outline_of(state)
+    if compares:
+        mine = mine.with_hashes(tensors)
+    digests = group.all_gather_object(mine.digest if compares else "")
+    if not all(digest and digest == digests[0] for digest in digests):
+        _send(state, group, mine, tensors, on_progress)
     state.evaluation = evaluation
 
 
 def outline_of(state: TrainState) -> tuple[Outline, dict[Path, torch.Tensor]]:
-    """The outline of a state, and its live tensors."""
+    """The outline of a state, without hashes, and its live tensors."""
     tensors: dict[Path, torch.Tensor] = {}
     plain = _emptied(state.live(), (), tensors)
-    hashes = hash_tensors(list(tensors.values()))
-    forms = {
-        path: TensorForm(tensor.dtype, tuple(tensor.shape), value)
-        for (path, tensor), value in zip(tensors.items(), hashes, strict=True)
-    }
-    return Outline(plain, forms), tensors
+    return Outline(plain, {path: TensorForm(t.dtype, tuple(t.shape)) for path, t in tensors.items()}), tensors
 
 
 def digest_of(state: TrainState) -> str:
     """Equal for states that are equal to the last bit."""
-    return outline_of(state)[0].digest
+    outline, tensors = outline_of(state)
+    return outline.with_hashes(tensors).digest
 
 
-def _agree(group: Group, outline: Outline, evaluation: EvaluationState) -> tuple[str, EvaluationState]:
-    """The digest that all ranks have, "" if they differ; and the leader's evaluation."""
-    all_digests = group.all_gather_object((outline.digest, evaluation))
-    digest, evaluation_of_leader = all_digests[0]
-    return digest if all(other == digest for other, _ in all_digests) else "", evaluation_of_leader
+def _send(
+    state: TrainState, group: Group, mine: Outline, own: Mapping[Path, torch.Tensor], on_progress: Callable[[], None]
+) -> None:
+    """Sends what some rank lacks, and verifies the result.
+
+    Args:
+        mine: of this rank; with hashes if it may be equal to that of another rank.
+        own: its tensors.
+    """
+    if group.is_leader:
+        refuse_objects(state.live(), "")
+    theirs: Outline = group.broadcast_object(mine)
+    is_hashed = all(form.hash is not None for form in theirs.forms.values())
+    lacking = {path for path, form in theirs.forms.items() if form.hash is None or mine.forms.get(path) != form}
+    state.is_partial = bool(lacking) and not group.is_leader
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:  # the leader hashes while it sends
+        hashing = beside.submit(mine.with_hashes, own) if group.is_leader and not is_hashed else None
+        received = _send_tensors(group, theirs, set() if group.is_leader else lacking, own, on_progress)
+        if not is_hashed:
+            theirs = group.broadcast_object(hashing.result() if hashing else None)
+    if not group.is_leader and (lacking or mine.plain != theirs.plain):
+        state.load_live({key: _filled(value, received) for key, value in theirs.plain.items()})
+        outline, tensors = outline_of(state)
+        mine = outline.with_hashes(tensors)
+        state.is_partial = False
+    elif group.is_leader:
+        mine = theirs
+    _verify(group, mine, theirs, state.step)
 
 
-def _send_missing(
-    group: Group, mine: Outline, theirs: Outline, own: Mapping[Path, torch.Tensor], on_progress: Callable[[], None]
+def _send_tensors(
+    group: Group,
+    theirs: Outline,
+    lacking: Set[Path],
+    own: Mapping[Path, torch.Tensor],
+    on_progress: Callable[[], None],
 ) -> dict[Path, torch.Tensor]:
-    """Sends the tensors that some rank lacks; returns all that this rank needs, in host memory where they were sent."""
+    """Sends the tensors that some rank lacks; returns all that this rank needs.
+
+    They arrive in this rank's own memory where it has a tensor of the same form, else in new memory on the host.
+    """
     paths = list(theirs.forms)
-    lacks = [mine.forms.get(path) != theirs.forms[path] for path in paths]
-    wanted = group.all_reduce(torch.tensor(lacks, dtype=torch.float32, device=group.device)).tolist() if paths else []
+    wanted = torch.tensor([path in lacking for path in paths], dtype=torch.float32, device=group.device)
+    counts = group.all_reduce(wanted).tolist() if paths else []
     tensors: dict[Path, torch.Tensor] = {}
     lines: list[torch.Tensor | None] = []
-    for path, is_lacking in zip(paths, lacks, strict=True):
-        form = theirs.forms[path]
-        tensors[path] = torch.empty(form.shape, dtype=form.dtype) if is_lacking else own[path]
-        lines.append(tensors[path] if is_lacking or group.is_leader else None)
-    sent = [number for number, count in enumerate(wanted) if count]
+    for path in paths:
+        tensors[path] = _memory_for(theirs.forms[path], own.get(path)) if path in lacking else own[path]
+        lines.append(tensors[path] if path in lacking or group.is_leader else None)
+    sent = [number for number, count in enumerate(counts) if count]
     group.broadcast_tensors(
         [lines[number] for number in sent], [theirs.forms[paths[number]].num_bytes for number in sent], on_progress
     )
     return tensors
+
+
+def _memory_for(form: TensorForm, own: torch.Tensor | None) -> torch.Tensor:
+    """This rank's own tensor, if it can take the bytes as they come; else new memory on the host."""
+    is_alike = own is not None and (own.dtype, tuple(own.shape)) == (form.dtype, form.shape)
+    if own is not None and is_alike and own.is_contiguous() and not (own.is_conj() or own.is_neg()):
+        return own
+    return torch.empty(form.shape, dtype=form.dtype)
 
 
 def _verify(group: Group, mine: Outline, theirs: Outline, step: int) -> None:

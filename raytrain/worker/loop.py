@@ -78,8 +78,7 @@ class TrainingLoop:
         store = serve_store(context.host)
         store.set(WORKER_KEY, context.worker)
         context.heartbeat.serve((context.host, store.port))
-        state = build_state(context.spec, context.device)
-        warm_up(context.spec, state, context.device)
+        state = self._build_state()
         sanity_check(context, state)
         while not is_over:
             context.heartbeat.leave_generation()
@@ -94,9 +93,16 @@ class TrainingLoop:
                     is_over = self._train_generation(state, group)
             except PeerLost as loss:
                 self._handle_failure(loss)
+                if state.is_partial:
+                    state = self._build_state()
         if is_over:
             context.rendezvous.close()
         self._saver.close()
+
+    def _build_state(self) -> TrainState:
+        state = build_state(self._context.spec, self._context.device)
+        warm_up(self._context.spec, state, self._context.device)
+        return state
 
     def _train_generation(self, state: TrainState, group: Group) -> bool:
         """Trains in one generation; returns whether the run is over."""

@@ -74,6 +74,8 @@ class TrainState:
     """Those that a pass writes; known after the warm-up, and the same on all workers."""
     notes: list[str] = field(default_factory=list)
     """What the user is told when the run starts."""
+    is_partial: bool = False
+    """Whether only some of a peer's tensors have arrived in it, so that it has to be built anew."""
     forward: torch.nn.Module = field(init=False)
     """What a call of the model runs: the model, compiled once in the life of this process where `run.compile` is set."""
 

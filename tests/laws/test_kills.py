@@ -27,7 +27,7 @@ VICTIMS = {"leaders": ("w0", "w1", "w2"), "followers": ("w3", "w2", "w1")}
 
 
 def test_every_place_of_a_step_is_in_a_chain_of_kills() -> None:
-    assert {place for chain in CHAINS.values() for place, _ in chain} | {"while saving"} == set(PLACES)
+    assert {place for chain in CHAINS.values() for place, _ in chain} | {"while saving", "after sending"} == set(PLACES)
 
 
 @pytest.mark.timeout(60)
@@ -65,6 +65,22 @@ def test_r1_a_leader_that_dies_after_it_has_handed_over_its_state_leaves_no_gap(
         ["w0", "w1"],
         ["w1"],
     ]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("others", [0, 1])
+def test_p1_a_leader_that_dies_while_it_hands_over_its_state_leaves_no_half_of_it(others: int, tmp_path: Path) -> None:
+    """The newcomer has tensors of the leader by then; it goes on with the state of a survivor, or of a checkpoint."""
+    first = 1 + others
+    kills = [Kill("w0", "after sending", END_OF_EPOCH + 1)]
+    plot = Plot(first, kills=kills, hold=END_OF_EPOCH, late=[5], replace=False)
+    run = LocalRun(TASKS["dropout"], settings(), tmp_path, plot)
+    steps = run.run()
+    assert_same(run.run_dir, steps, by_hand("dropout", settings()))
+    assert audit(run.run_dir).passed
+    left = ["w0"] if not others else ["w0", "w1"]
+    members = [sorted(member.worker for member in generation.members) for generation in run.generations]
+    assert members == [left, [*left, f"w{first}"], sorted({*left, f"w{first}"} - {"w0"})]
 
 
 @pytest.mark.timeout(60)

@@ -21,7 +21,7 @@ from raytrain.rendezvous.health import Heartbeat
 from raytrain.rendezvous.state import Generation, JoinRequest, Signals
 from raytrain.rundir import RunDir
 from raytrain.task import Task
-from raytrain.worker import boundary, loop
+from raytrain.worker import boundary, handover, loop
 from raytrain.worker.context import RunSpec, WorkerContext
 from raytrain.worker.entry import HEARTBEATS_PER_TIMEOUT
 from raytrain.worker.failures import WorkerBroken
@@ -44,6 +44,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "before evaluation": (boundary, "evaluate", True),
     "after evaluation": (boundary, "evaluate", False),
     "while saving": (Saver, "_write", True),
+    "after sending": (handover, "_send_tensors", False),
     "before broadcast": (loop, "broadcast_state", True),
     "after broadcast": (loop, "broadcast_state", False),
 }

@@ -236,7 +236,8 @@ class LocalRun:
         enough = self.plot.workers + len(self.plot.late)
         while True:
             with self._lock:
-                if self._state.candidates or len(self._state.alive) >= enough:
+                got_in = {member.worker for generation in self.generations for member in generation.members}
+                if self._state.candidates or len(got_in | self._state.alive) >= enough:
                     return
             time.sleep(TICK_S)
 

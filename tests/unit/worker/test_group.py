@@ -104,14 +104,15 @@ def test_p2_a_worker_whose_group_could_not_be_formed_meets_a_newcomer_in_the_nex
         process.kill()
 
 
-@pytest.mark.parametrize("limit", [1, 5, 8, 100])
-def test_chunks_cover_all_bytes_once_and_in_order(limit: int) -> None:
-    sizes = [3, 0, 12, 1, 8]
-    cut = list(chunks(sizes, limit))
+@pytest.mark.parametrize(("limit", "alone"), [(1, 0), (5, 2), (8, 4), (100, 4), (100, 100)])
+def test_chunks_cover_all_bytes_once_and_in_order(limit: int, alone: int) -> None:
+    sizes = [3, 0, 12, 1, 8, 2]
+    cut = list(chunks(sizes, limit, alone))
     assert [(n, i) for piece in cut for n, start, stop in piece for i in range(start, stop)] == [
         (n, i) for n, size in enumerate(sizes) for i in range(size)
     ]
-    assert {sum(stop - start for _, start, stop in piece) for piece in cut[:-1]} <= {limit}
+    assert all(0 < sum(stop - start for _, start, stop in piece) <= limit for piece in cut)
+    assert all(len(piece) == 1 for piece in cut if any(sizes[n] > alone for n, _, _ in piece))
 
 
 def test_the_interface_is_the_one_that_has_the_address() -> None:

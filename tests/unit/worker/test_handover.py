@@ -12,7 +12,7 @@ from torch import nn
 from raytrain.errors import CheckpointError
 from raytrain.rendezvous.state import NO_STATE
 from raytrain.worker import group as group_module
-from raytrain.worker import tensor_hash
+from raytrain.worker import handover, tensor_hash
 from raytrain.worker.failures import PeerLost, WorkerBroken
 from raytrain.worker.handover import StateMismatch, broadcast_state, digest_of
 from raytrain.worker.state import EvaluationState, TrainState
@@ -187,28 +187,57 @@ def test_a_large_state_is_sent_in_chunks_and_never_pickled(monkeypatch: pytest.M
     sent, received = in_ranks(run, 2)
     assert sent == received
     weights = sum(p.numel() * 4 for p in leader.model.parameters())
-    assert sum(sent[2:]) >= 3 * weights > 4000, "weights and two slots each"
-    assert max(sent[2:]) <= 1000
-    assert beats.count(0) == beats.count(1) == len(sent[2:]), "progress is told with each chunk"
+    chunks = sent[2:-2]  # between the outline without and with hashes
+    assert sum(chunks) >= 3 * weights > 4000, "weights and two slots each"
+    assert max(chunks) <= 1000
+    assert beats.count(0) == beats.count(1) == len(chunks), "progress is told with each chunk"
     assert max(pickled) < weights * 3
     assert digest_of(newcomer) == digest_of(leader)
 
 
-def test_a_loss_during_the_broadcast_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_a_state_of_which_a_part_has_arrived_is_marked(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(group_module, "CHUNK_BYTES", 1000)
-    newcomer, before = built(seed=9), digest_of(built(seed=9))
+    newcomer = built(seed=9)
     chunks: list[int] = []
 
     def run(rank: int, group: ThreadGroup) -> None:
         def last_chunk() -> None:
             chunks.append(rank)
-            if chunks.count(0) == 5:
+            if chunks.count(0) == chunk:
                 group.die()
 
         broadcast_state((trained(3), newcomer)[rank], group, last_chunk)
 
     assert [type(error).__name__ for error in in_ranks(run, 2)] == ["BrokenBarrierError"] * 2
-    assert (newcomer.step, newcomer.evaluation, digest_of(newcomer)) == (NO_STATE, EvaluationState(), before)
+    assert (newcomer.step, newcomer.evaluation, newcomer.is_partial) == (NO_STATE, EvaluationState(), True)
+
+
+def test_tensors_arrive_where_they_stay_so_that_nobody_holds_the_state_twice() -> None:
+    leader, newcomer = trained(3), built(seed=9)
+    places = [parameter.data_ptr() for parameter in newcomer.model.parameters()]
+    received: list[torch.Tensor] = []
+    load = newcomer.load_live
+
+    def recording(state: Any) -> None:
+        received.extend(tensor for slots in state["optimizer"]["state"].values() for tensor in slots.values())
+        load(state)
+
+    newcomer.load_live = recording  # type: ignore[method-assign]
+    assert share(leader, newcomer)[0] == [None, None]
+    assert (digest_of(newcomer), newcomer.is_partial) == (digest_of(leader), False)
+    assert [parameter.data_ptr() for parameter in newcomer.model.parameters()] == places
+    kept = [tensor.data_ptr() for slots in newcomer.optimizer.state.values() for tensor in slots.values()]
+    assert received
+    assert [tensor.data_ptr() for tensor in received] == kept
+
+
+def test_a_newcomer_does_not_hash_what_it_cannot_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    original = handover.hash_tensors
+    monkeypatch.setattr(handover, "hash_tensors", lambda tensors: hashed.append(len(tensors)) or original(tensors))
+    assert share(trained(3), built(seed=9), built(seed=8))[0] == [None] * 3
+    assert len(hashed) == 3, "the leader once, and the others what has arrived"
 
 
 # How it is verified
@@ -239,7 +268,8 @@ def test_a_state_that_no_checkpoint_could_hold_is_refused_on_the_leader() -> Non
 
     def run(rank: int, group: ThreadGroup) -> None:
         if rank:
-            group.all_gather_object(("", EvaluationState()))
+            group.all_gather_object((NO_STATE, EvaluationState()))
+            group.all_gather_object("")
         else:
             broadcast_state(leader, group)
 
