@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,6 +26,8 @@ class Digits(raytrain.Task):
     """Learning rate."""
 
     def data(self):
+        from sklearn.datasets import load_digits  # here, since only the driver needs it: workers start sooner
+
         pixels, label = load_digits(return_X_y=True)
         pixels = (pixels / 16).astype(np.float32)
         is_valid = np.arange(len(label)) % 5 == 0

@@ -38,7 +38,10 @@ MODULES = (
 """What each worker imports, as far as it starts no threads and leaves the GPUs alone. torch.optim needs torch._dynamo."""
 OTHER_COMMANDS = ("py_executable", "pip", "uv", "conda", "image_uri", "container", "nsight", "_nsight", "rocprof_sys")
 """Fields of a runtime environment that themselves decide which Python runs, or how."""
-OF_OTHERS = ("RAY_", "RAYTRAIN_", "SPT_NOENV", "SHLVL", "PWD", "OLDPWD", "_", "PYTEST_")
+OF_OTHERS = (
+    *("RAY_", "RAYTRAIN_", "SPT_NOENV", "PL_DISABLE_FORK", "PYTEST_"),
+    *("SHLVL", "PWD", "OLDPWD", "PS1", "PS2", "PS4", "_"),  # of shells
+)
 """Beginnings of the names of variables that matter to no module of `MODULES`."""
 RAYLET_PID = "RAY_RAYLET_PID"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -50,6 +53,8 @@ IDLE_S = 600.0
 START_TIMEOUT_S = 45.0
 """What a server may take to start; Ray waits for a worker for 60 s."""
 NOT_FORKED = 3
+IMPORT_MAIN = f"from {__name__} import main"
+"""Part of the command that asks a server; tells our own command from others."""
 WITHOUT_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
 """As for a script of Ray's, modules in the current directory must not hide others."""
 
@@ -62,7 +67,7 @@ def py_executable(variables: Mapping[str, str], modules: Sequence[str] = MODULES
         modules: imported by the server.
     """
     exported = "".join(f"{name}=${{{name}-{shlex.quote(value)}}}; export {name}; " for name, value in variables.items())
-    code = f"{WITHOUT_DIRECTORY}; from {__name__} import main; sys.exit(main(sys.argv[1:]))"
+    code = f"{WITHOUT_DIRECTORY}; {IMPORT_MAIN}; sys.exit(main(sys.argv[1:]))"
     ask = shlex.join(["-c", code, ",".join(modules)])
     script = (
         f'{exported}python={shlex.quote(sys.executable)}; [ -x "$python" ] || python=python3; '
@@ -79,7 +84,8 @@ def runtime_environment(of_job: Mapping[str, object], variables: Mapping[str, st
         variables: as in `py_executable`.
         num_cpus: of the actor.
     """
-    if sys.platform != "linux" or any(of_job.get(field) for field in OTHER_COMMANDS):
+    others = (of_job.get(field) for field in OTHER_COMMANDS)
+    if sys.platform != "linux" or any(command and IMPORT_MAIN not in str(command) for command in others):
         return {}
     return {"py_executable": py_executable({OMP_NUM_THREADS: str(max(1, int(num_cpus))), **variables})}
 

@@ -7,13 +7,14 @@ driver.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ import ray
 import ray._private.services
 import ray._private.utils
 import ray._private.worker
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.exceptions import RayError, RpcError
 
 from raytrain.config import RunConfig
-from raytrain.elastic.fork_server import started_server
+from raytrain.elastic.environment import forwarded
+from raytrain.elastic.fork_server import runtime_environment, started_server
 from raytrain.elastic.membership import shortage
 from raytrain.errors import ConfigError, ResourceError
 from raytrain.events.messages import count_of
@@ -34,13 +37,14 @@ ASK_AGAIN_S = 0.5
 
 
 @contextlib.contextmanager
-def connected(timeout_s: float = 60.0) -> Iterator[None]:
+def connected(timeout_s: float = 60.0, runtime_env: Mapping[str, Any] | None = None) -> Iterator[None]:
     """A connection to Ray. An existing connection is used and stays open; a new one is closed at the end.
 
     Without RAY_ADDRESS the driver starts its own Ray, so two runs on one machine do not interfere.
 
     Args:
         timeout_s: how long the Ray at RAY_ADDRESS may take to answer.
+        runtime_env: of all processes of this driver, where the connection is a new one.
 
     Raises:
         ConfigError: RAY_ADDRESS is not the address of a Ray that drivers can use.
@@ -52,6 +56,8 @@ def connected(timeout_s: float = 60.0) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = os.environ.get("RAY_ADDRESS") or "local"
     settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if runtime_env:
+        settings["runtime_env"] = dict(runtime_env)
     if address == "local":
         settings["include_dashboard"] = False
         _give_token()
@@ -70,6 +76,13 @@ def connected(timeout_s: float = 60.0) -> Iterator[None]:
         finally:
             ray.shutdown()
             ray._private.worker.print_to_stdstream = original
+
+
+def forked(config: RunConfig) -> dict[str, str]:
+    """The runtime environment in which all processes of this driver are forked; empty where they are not."""
+    of_job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}").get("runtime_env") or {}
+    variables = forwarded(os.environ, config.forward_env)
+    return runtime_environment(of_job, variables, num_cpus=1.0) if config.fork_workers else {}
 
 
 def _give_token() -> None:

@@ -146,7 +146,7 @@ class Trainer:
         """Trains on Ray. Returns "completed" or "stopped"."""
         run_dir, in_place = lock.run_dir, is_in_place(config, viewer)
         viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
-        with cluster.connected(config.start_timeout_s):
+        with cluster.connected(config.start_timeout_s, cluster.forked(config)):
             request.listen()  # before, there is nothing to save
             accelerator = cluster.choose_accelerator(config.accelerator)
             cluster.check_room(config, cluster.worker_resources(config, accelerator))

@@ -154,7 +154,11 @@ class Sweep:
             Ray Tune's result, the last view, and the number of the signal if there was one.
         """
         viewer.status("connecting to Ray" if cluster.is_somewhere() else "starting Ray on this machine", time.time())
-        with stop_signals() as stop, cluster.connected(trial_config.start_timeout_s), _quiet_tune():
+        with (
+            stop_signals() as stop,
+            cluster.connected(trial_config.start_timeout_s, cluster.forked(trial_config)),
+            _quiet_tune(),
+        ):
             stop.listen()
             worker = cluster.worker_resources(trial_config, cluster.choose_accelerator(trial_config.accelerator))
             cluster.check_room(trial_config, worker)

@@ -146,7 +146,13 @@ def test_users_neither_ask_a_server_of_another_one_nor_are_served_by_it(node: No
     assert not fork_server._request(name, [str(node.script)])
 
 
-def test_a_driver_can_start_the_server_for_its_machine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prompt", [None, "(.venv) $ "])
+def test_a_driver_can_start_the_server_for_its_machine(
+    node: Node, monkeypatch: pytest.MonkeyPatch, prompt: str | None
+) -> None:
+    """Also in an activated environment, whose prompt the shell that Ray starts does not pass on."""
+    if prompt:
+        monkeypatch.setenv("PS1", prompt)
     monkeypatch.setenv("PYTHONPATH", str(node.preloaded.parent))
     monkeypatch.setenv("OMP_A", VARIABLES["OMP_A"])
     monkeypatch.setattr(fork_server, "MODULES", ("preloaded",))
