@@ -73,7 +73,7 @@ class Saver:
         """Submits a snapshot. Blocks only while the previous one is still being written.
 
         Args:
-            snapshot: the state to save.
+            snapshot: the state to save; its memory is released once it is written.
             metrics: evaluation metrics of these weights, by name; may be empty.
             run: plain values of the run, for the manifest.
         """
@@ -88,7 +88,7 @@ class Saver:
         stall_s = snapshot.seconds + time.monotonic() - start
         writing = self._thread.submit(self._write, snapshot, dict(metrics), dict(run), stall_s)
         # A second task: the future of the first one holds any exception, expected or not.
-        self._in_flight = self._thread.submit(self._finish, snapshot.step, writing)
+        self._in_flight = self._thread.submit(self._finish, snapshot, writing)
 
     def set_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds metrics to the checkpoint of `step`, after the snapshots that were submitted before; never blocks."""
@@ -149,10 +149,11 @@ class Saver:
         else:
             self._retain(step, "")
 
-    def _finish(self, step: int, writing: Future[None]) -> None:
+    def _finish(self, snapshot: Snapshot, writing: Future[None]) -> None:
+        snapshot.release()
         self.last_error = writing.exception()
         if self.last_error:
-            self._failed(step, self.last_error)
+            self._failed(snapshot.step, self.last_error)
         else:
             self._told = "", 0
 

@@ -11,7 +11,7 @@ import pickle
 import sys
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,8 @@ class Snapshot:
     rest: dict[str, Any]
     ema: dict[str, Tensor]
     seconds: float = 0.0
+    release: Callable[[], None] = lambda: None
+    """Gives the memory back to the next snapshot; nobody may use this one afterwards."""
 
     def files(self) -> dict[str, bytes]:
         """The state as `model.safetensors` and `state.pt`, and `ema.safetensors`: the model with the averaged weights.
@@ -71,6 +73,31 @@ class Snapshot:
         """
         files = {MODEL: _model_bytes(self.model), STATE: _plain_bytes(self.rest)}
         return files | ({EMA: _model_bytes({**self.model, **self.ema})} if self.ema else {})
+
+
+class HostMemory:
+    """The memory of a snapshot that has been saved, for the next one: new memory costs more time than the copy itself.
+
+    A snapshot that is taken before the last one was released gets new memory.
+    """
+
+    def __init__(self) -> None:
+        self._spare: dict[tuple[torch.Size, torch.dtype, bool], list[Tensor]] = {}
+
+    def copy_of(self, state: Any) -> tuple[Any, Callable[[], None]]:
+        """A copy of nested values without live tensors, and what gives its memory back, from any thread."""
+        spare, self._spare = self._spare, {}
+        used: dict[tuple[torch.Size, torch.dtype, bool], list[Tensor]] = {}
+
+        def copy_tensor(tensor: Tensor) -> Tensor:
+            on_gpu = tensor.is_cuda  # pinned memory makes the copies asynchronous
+            key = tensor.shape, tensor.dtype, on_gpu
+            found = spare.get(key)
+            host = found.pop() if found else torch.empty(key[0], dtype=key[1], device="cpu", pin_memory=on_gpu)
+            used.setdefault(key, []).append(host)
+            return host.copy_(tensor.detach(), non_blocking=on_gpu)
+
+        return _copy(state, copy_tensor), lambda: setattr(self, "_spare", used)
 
 
 def bare_name(model: nn.Module, name: str) -> str:
@@ -121,6 +148,7 @@ def snapshot(
     step: int,
     extra: Mapping[str, Any] | None = None,
     ema: Mapping[str, Tensor] | None = None,
+    memory: HostMemory | None = None,
 ) -> Snapshot:
     """Copies the state to host memory; returns when the copy is complete.
 
@@ -131,15 +159,16 @@ def snapshot(
         step: number of finished steps.
         extra: what else belongs to the state: plain values and tensors by name.
         ema: averaged weights by the names of the bare model's parameters.
+        memory: where the copy goes; new memory by default.
     """
     start = time.monotonic()
-    rest = _copy(live_state(model, optimizer, scheduler, step, extra, ema))
+    rest, release = (memory or HostMemory()).copy_of(live_state(model, optimizer, scheduler, step, extra, ema))
     entries, averages = rest.pop("model"), rest.pop("ema")
     rest["model_extra"] = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
     if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.current_stream().synchronize()  # copies from a GPU are asynchronous
     tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
-    return Snapshot(step, tensors, rest, averages, time.monotonic() - start)
+    return Snapshot(step, tensors, rest, averages, time.monotonic() - start, release)
 
 
 def check_savable(model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
@@ -163,9 +192,10 @@ def check_restorable(model: nn.Module, optimizer: Optimizer, scheduler: LRSchedu
         UnsavableError: something cannot be saved, or is another value after it was loaded.
     """
     check_savable(model, optimizer, scheduler)
-    saved = _open(_plain_bytes({role: _copy(value) for role, value in _parts(optimizer, scheduler).items()}))
+    saved = _open(_plain_bytes(HostMemory().copy_of(_parts(optimizer, scheduler))[0]))
     entries = model.state_dict()
-    extra = _open(_plain_bytes({key: _copy(value) for key, value in entries.items() if not isinstance(value, Tensor)}))
+    plain = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
+    extra = _open(_plain_bytes(HostMemory().copy_of(plain)[0]))
     if extra:
         model.load_state_dict({**entries, **extra}, strict=True)
     _load_optimizer(optimizer, saved["optimizer"])
@@ -273,24 +303,22 @@ def _lost(saved: Any, now: Any, where: str) -> str:
     return next(filter(None, (_lost(*pair[1:], pair[0]) for pair in pairs)), "")
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
     """A copy without live tensors; numpy scalars become numbers. Other objects are kept, and refused by name later.
 
     Interns strings, because pickle writes the second occurrence of an object as a reference: the bytes of equal states are
     equal, restored or not.
     """
     if isinstance(value, Tensor):
-        on_gpu = value.is_cuda  # pinned memory makes the copies asynchronous
-        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=on_gpu)
-        return host.copy_(value.detach(), non_blocking=on_gpu)
+        return copy_tensor(value)
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in _MAPPINGS:
-        return type(value)({_copy(key): _copy(item) for key, item in value.items()})
+        return type(value)({_copy(key, copy_tensor): _copy(item, copy_tensor) for key, item in value.items()})
     if type(value) is str:
         return sys.intern(value)
     if type(value) in (list, tuple):
-        return type(value)(_copy(item) for item in value)
+        return type(value)(_copy(item, copy_tensor) for item in value)
     return value
 
 

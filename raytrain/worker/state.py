@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from raytrain.checkpoint.manifest import CLONED_FROM, best_of
-from raytrain.checkpoint.state import Restored, Snapshot, live_state, load_live_state, restore, snapshot
+from raytrain.checkpoint.state import HostMemory, Restored, Snapshot, live_state, load_live_state, restore, snapshot
 from raytrain.checkpoint.store import CheckpointStore
 from raytrain.config import parse_best
 from raytrain.data.loader import Batch, to_tensors
@@ -82,6 +82,7 @@ class TrainState:
     def __post_init__(self) -> None:
         self.forward = self.model
         self._modes = modes_of(self.model)
+        self._host_memory = HostMemory()
         self._trained_at_start = trained_names(self.model)
 
     def set_train_mode(self) -> None:
@@ -98,7 +99,7 @@ class TrainState:
         return self.schedule.scheduler if self.schedule else None
 
     def snapshot(self) -> Snapshot:
-        return snapshot(self.model, self.optimizer, self.scheduler, self.step, *self._rest())
+        return snapshot(self.model, self.optimizer, self.scheduler, self.step, *self._rest(), self._host_memory)
 
     def live(self) -> dict[str, Any]:
         """Nested plain values with the live tensors, for `load_live` of a peer."""

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,23 @@ class Scene:
 
     def failures(self) -> list[tuple[int, str]]:
         return [(event.step, event.reason) for event in self.events if isinstance(event, CheckpointFailed)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_memory_of_a_snapshot_is_released_once_it_is_written_or_has_failed(tmp_path: Path, fails: bool) -> None:
+    gate, released = Gate(), threading.Event()
+    scene = Scene(tmp_path, gate)
+    given = replace(take(1), release=released.set)
+    if fails:
+        given.rest["extra"]["odd"] = object()
+    scene.saver.save(given, {}, {})
+    if not fails:
+        assert gate.reached.wait(30)
+        assert not released.is_set()
+    gate.opened.set()
+    assert scene.saver.wait(30)
+    assert released.is_set()
+    assert bool(scene.failures()) is fails
 
 
 class Gate:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
-from raytrain.checkpoint.state import MODEL, STATE, live_state, load_live_state, restore, snapshot
+from raytrain.checkpoint.state import MODEL, STATE, HostMemory, Snapshot, live_state, load_live_state, restore, snapshot
 from raytrain.errors import CheckpointError, ResumeError, UnsavableError
 
 MODEL_SOURCE = """
@@ -186,6 +186,24 @@ def test_a_snapshot_shares_no_memory_with_the_live_state_and_keeps_tied_weights(
     assert taken.seconds > 0
     assert torch.equal(taken.model["head.weight"], taken.model["embedding.weight"])
     assert taken.model["head.weight"].data_ptr() != taken.model["embedding.weight"].data_ptr()
+
+
+def test_a_snapshot_reuses_the_memory_of_a_released_one_and_only_of_that() -> None:
+    training, memory = Training("tensor_lr", "one_cycle").run(0, 2), HostMemory()
+    first = snapshot(*training.parts, 2, memory=memory)
+    places, before = places_of(first), first.files()
+    second = snapshot(*training.run(2, 3).parts, 3, memory=memory)
+    assert not places & places_of(second), "the first one is still being written"
+    assert first.files() == before
+    first.release()
+    third = snapshot(*training.run(3, 4).parts, 4, memory=memory)
+    assert places_of(third) == places
+    assert third.files() == snapshot(*training.parts, 4).files()
+    assert not places & places_of(snapshot(*training.parts, 4, memory=memory))
+
+
+def places_of(taken: Snapshot) -> set[int]:
+    return {tensor.data_ptr() for tensor in tensors_in([taken.model, taken.rest])}
 
 
 class Unusual(nn.Linear):
